@@ -1,0 +1,306 @@
+"""What must be right in every stage: flags, processes, keyed random numbers, the optimizer step, the run's folder.
+
+The loops are not here: each stage shows its own. This file imports no other file of the project.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+FORMAT = "nanohh-1"  # the first key of every checkpoint; a file without it is foreign
+
+
+class UserError(Exception):
+    """A mistake that a person can mend: printed as one line, without a traceback."""
+
+
+# ---------------------------------------------------------------- flags
+
+def parse_flags(Config, argv=None, doc=None):
+    """A frozen dataclass from the command line: one flag a field, its trailing comment is the help.
+
+    `--no-x` turns a boolean field off; an unknown flag is an error (argparse, exit status 2).
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter,
+                                     allow_abbrev=False)
+    comments = dict(re.findall(r"^ +(\w+):.*?#\s*(.*)$", inspect.getsource(Config), re.M))
+    for field in dataclasses.fields(Config):
+        flag = "--" + field.name.replace("_", "-")
+        text = f"{comments.get(field.name, '')} (default {field.default!r})".replace("%", "%%")
+        if field.type in (bool, "bool"):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=text)
+        else:
+            parser.add_argument(flag, type=type(field.default), default=field.default, help=text,
+                                metavar=type(field.default).__name__.upper())
+    return Config(**vars(parser.parse_args(argv)))
+
+
+def entry(main, Config, doc=None):
+    """Run `main(cfg)` as a program: bad input, a full disk and Ctrl-C end in one clear line and a non-zero exit."""
+    cfg = parse_flags(Config, doc=doc)
+    try:
+        main(cfg)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command continues from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        sys.exit(f"error: {error.filename or 'disk'}: {error.strerror or error}; nothing was half-written")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------- processes and devices
+
+def device_of(name="auto"):
+    """cuda, else mps, else cpu; under torchrun each process takes the GPU of its local rank."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
+    return torch.device(name)
+
+
+def start(device="auto"):
+    """Join the processes that torchrun started (gloo on CPU, nccl on GPUs). Returns (rank, world, device)."""
+    device = device_of(device)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return (dist.get_rank(), world, device) if dist.is_initialized() else (0, 1, device)
+
+
+def total(*values, device="cpu"):
+    """Sums over all ranks of a few numbers, in float64. One value in, one float out; more give a list."""
+    sums = torch.tensor([float(v) for v in values], dtype=torch.float64)
+    if dist.is_initialized():
+        sums = sums.to(device) if dist.get_backend() == "nccl" else sums
+        dist.all_reduce(sums)
+    return sums.tolist() if len(values) > 1 else sums.item()
+
+
+def mine(rows, rank, world):
+    """This rank's share of the global rows of a step. The rows of all ranks are disjoint and cover them."""
+    return rows[rank::world]
+
+
+# ---------------------------------------------------------------- keyed random numbers
+
+def keyed(*key):
+    """A numpy Generator that is a function of the key alone: (seed, stage, step, global row), never of the rank."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
+
+
+def uniforms(rows, width, *key):
+    """Uniform numbers [len(rows), width], float32 in [0, 1): row i is a function of (key, rows[i])."""
+    out = np.stack([keyed(*key, int(r)).random(width, dtype=np.float32) for r in rows])
+    return torch.from_numpy(out)
+
+
+def batch_rows(n, batch, step, *key):
+    """The row indices of one step: consecutive slices of a fresh permutation for each epoch, a function of the key.
+
+    Each epoch has n // batch whole batches; n must be at least `batch`.
+    """
+    per_epoch = n // batch
+    if not per_epoch:
+        raise UserError(f"{n} rows are fewer than one batch of {batch}: lower --batch or bring more data")
+    epoch, i = divmod(step, per_epoch)
+    return keyed(*key, "epoch", epoch).permutation(n)[i * batch:(i + 1) * batch]
+
+
+# ---------------------------------------------------------------- the optimizer step
+
+def adamw(model, lr, weight_decay=0.0, betas=(0.9, 0.95)):
+    """AdamW; matrices decay, vectors do not."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [dict(params=[p for p in params if p.ndim >= 2], weight_decay=weight_decay),
+              dict(params=[p for p in params if p.ndim < 2], weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=params[0].device.type in ("cpu", "cuda"))
+
+
+def update(model, optimizer, lr, max_norm=1.0):
+    """One step on the gradients summed over ranks. Returns the gradient norm, a float.
+
+    Each loss has been divided by the count over ALL ranks and micro-batches, so a plain sum is the mean gradient and
+    nothing depends on how the batch was cut. A norm that is not finite skips the step on every rank and is returned.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    for p in params:
+        if p.grad is None:  # a rank with no rows still takes part
+            p.grad = torch.zeros_like(p)
+    if dist.is_initialized():
+        flat = torch.cat([p.grad.reshape(-1) for p in params])
+        dist.all_reduce(flat)
+        for p, g in zip(params, flat.split([p.numel() for p in params]), strict=True):
+            p.grad.copy_(g.view_as(p))
+    norm = torch.nn.utils.clip_grad_norm_(params, max_norm).item()
+    if np.isfinite(norm):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def schedule(step, steps, lr, warmup=0, floor=0.0, shape="linear"):
+    """Learning rate at `step` of `steps`: linear warm-up, then "linear" or "cosine" to floor * lr, or "constant"."""
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    if shape == "constant":
+        return lr
+    left = 1 - done if shape == "linear" else 0.5 * (1 + np.cos(np.pi * done))
+    return lr * (floor + (1 - floor) * float(left))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+def write_atomically(path, write):
+    """write(file object) into a temporary file of the same folder, sync, rename: the old file or the new one, whole."""
+    path = Path(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException as error:
+        Path(name).unlink(missing_ok=True)
+        if isinstance(error, RuntimeError):  # torch's writer hides "no space left" in one
+            raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]}); the old file is intact") \
+                from None
+        raise
+
+
+def save_checkpoint(path, **content):
+    """Tensors, numbers, strings and containers of them; atomic."""
+    write_atomically(path, lambda file: torch.save(dict(format=FORMAT, **content), file))
+
+
+def load_checkpoint(path, device="cpu"):
+    """Read a checkpoint file or the ckpt.pt of a folder. Runs no code from it (weights_only).
+
+    Raises UserError for a missing, truncated or foreign file.
+    """
+    path = Path(path)
+    path = path / "ckpt.pt" if path.is_dir() or not path.suffix else path
+    if not path.exists():
+        raise UserError(f"{path}: no checkpoint here; run the stage that writes it first")
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # truncated zip, pickle with code, text file ... torch raises many types
+        reason = str(error).splitlines()[0][:100]
+        raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: written by another program or version (no {FORMAT!r} mark)")
+    return content
+
+
+# ---------------------------------------------------------------- a run's folder
+
+class Run:
+    """The folder of one stage: config.json, metrics.jsonl, samples.txt, ckpt.pt; made, resumed, or found finished.
+
+    `resume` is the checkpoint to continue from, or None. Ctrl-C and SIGTERM ask the loop to stop at the next step's
+    end (`stopping()`), where it saves; the same command goes on from there, bit for bit.
+    """
+
+    def __init__(self, cfg, stage, rank=0):
+        self.dir, self.stage, self.rank, self.asked = Path(cfg.out), stage, rank, False
+        config = dict(stage=stage, **dataclasses.asdict(cfg))
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            if rank == 0:
+                with tempfile.TemporaryFile(dir=self.dir):
+                    pass
+        except OSError as error:
+            raise UserError(f"--out {self.dir}: cannot be written ({error.strerror})") from None
+        if shutil.disk_usage(self.dir).free < 50e6:
+            raise UserError(f"--out {self.dir}: less than 50 MB free on that disk")
+        self.resume = load_checkpoint(self.dir) if (self.dir / "ckpt.pt").exists() else None
+        if self.resume:
+            if "config" not in self.resume:
+                raise UserError(f"{self.dir}: its checkpoint holds no run to continue; choose another --out")
+            old = self.resume["config"]
+            changed = [k for k in config if k not in ("out", "device") and old.get(k) != config[k]]
+            if changed:
+                k = changed[0]
+                raise UserError(f"{self.dir} was made with {k}={old.get(k)!r}, now {config[k]!r}: choose another --out "
+                                f"or delete the folder")
+        self.config = config
+        self.step = self.resume["step"] if self.resume else 0
+        self.finished = bool(self.resume and self.resume["finished"])
+        if rank == 0 and not self.finished:
+            write_atomically(self.dir / "config.json", lambda f: f.write(json.dumps(config, indent=1).encode()))
+            self._forget_after(self.step)
+            signal.signal(signal.SIGINT, self._ask)
+            signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, *_):
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def _forget_after(self, step):
+        """Metrics of steps that the resumed run will do again are dropped, so that each step has one line."""
+        path = self.dir / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] < step]
+        write_atomically(path, lambda f: f.write("".join(x + "\n" for x in kept).encode()))
+
+    def stopping(self):
+        """Whether any rank was asked to stop; every rank gets the same answer."""
+        return total(self.asked) > 0
+
+    def log(self, step, **metrics):
+        """One JSON line of plain numbers."""
+        if self.rank == 0:
+            row = {k: round(v, 6) if isinstance(v, float) else v for k, v in metrics.items()}
+            with open(self.dir / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(dict(step=step, **row)) + "\n")
+
+    def metrics(self):
+        path = self.dir / "metrics.jsonl"
+        return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+    def save(self, step, finished=False, **content):
+        """Checkpoint after `step` steps, by rank 0; no collective inside."""
+        if self.rank == 0:
+            save_checkpoint(self.dir / "ckpt.pt", step=step, finished=finished, config=self.config, **content)
+
+    def say(self, text):
+        """Text above the progress bar, and into samples.txt."""
+        if self.rank == 0:
+            tqdm.write(text)
+            with open(self.dir / "samples.txt", "a") as file:
+                file.write(text + "\n")
+
+    def bar(self, steps, done):
+        return tqdm(total=steps, initial=done, desc=f"{self.stage:<10}", disable=self.rank > 0, dynamic_ncols=True,
+                    smoothing=0.1, mininterval=0.5)

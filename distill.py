@@ -1,0 +1,196 @@
+"""Stage 1: context distillation of the HHH prompt (HH A.1).
+
+The teacher reads the HHH prompt before each text, the student reads the text alone, and learns to predict as if it had
+read the prompt:
+
+    minimize  1/N sum_t KL( p(. | prompt, x_<t) || q(. | x_<t) )
+
+over 51 classes: the teacher's 50 likeliest tokens and one class for all the rest. Half of the texts are documents of the
+pretraining text, half are questions with fine answers (the part that StackExchange plays in the paper). The teacher's
+top-50 log-probs are computed once and kept in teacher.pt.
+
+    python distill.py --init out/laptop/pretrain --out out/laptop/distill
+    torchrun --nproc_per_node=2 distill.py --init out/laptop/pretrain --out out/laptop/distill
+
+About 1 minute on two cores; the loss to the teacher falls more than tenfold.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, mine, save_checkpoint, schedule, start,
+                    total, update)
+from data import world
+from data.tokenizer import loads
+from model import pack, pad_rows, response_mask, unpack
+from pretrain import show
+
+
+@dataclass(frozen=True)
+class Config:
+    init: str = "out/laptop/pretrain"  # the student's starting checkpoint
+    teacher: str = ""                  # the teacher's checkpoint; empty: the same as init
+    out: str = "out/laptop/distill"    # the stage's folder
+    texts: int = 3840                  # texts in the teacher's cache, half documents and half dialogues
+    top: int = 50                      # teacher's log-probs kept for each token; the rest is one class
+    length: int = 128                  # tokens of a text at most
+    steps: int = 120                   # optimizer steps
+    batch: int = 32                    # texts in a step (HH A.1: 32)
+    micro: int = 32                    # texts in one forward pass
+    lr: float = 5e-4                   # learning rate, linear to 0
+    seed: int = 0                      # of texts and order
+    every: int = 60                    # steps between evaluations, samples and checkpoints
+    device: str = "auto"               # auto, cpu, cuda or mps
+
+
+# ---------------------------------------------------------------- the pure mathematics
+
+def top_and_rest(logits, top):
+    """logits [N, V] -> the teacher's classes: log-probs [N, top] and ids [N, top], likeliest first."""
+    return logits.log_softmax(-1).topk(top, -1)
+
+
+def distill_loss(logits, top_logps, top_ids):
+    """KL(teacher || student) in nats for each of N tokens, over top + 1 classes.
+
+    logits [N, V] are the student's; top_logps, top_ids [N, top] the teacher's. The last class is "any other token".
+    """
+    logq = logits.log_softmax(-1)                                                   # [N, V]
+    q_top = logq.gather(-1, top_ids)                                                # [N, top]
+    q_rest = logq.scatter(-1, top_ids, -torch.inf).logsumexp(-1)                    # [N]
+    p_rest = (1 - top_logps.exp().sum(-1)).clamp(min=0)                             # [N]
+    kl_top = (top_logps.exp() * (top_logps - q_top)).sum(-1)
+    return kl_top + torch.where(p_rest > 0, p_rest * (p_rest.clamp(min=1e-30).log() - q_rest), 0.0)
+
+
+# ---------------------------------------------------------------- data
+
+def texts_of(tok, seed, count, length, first=0):
+    """Lists of ids without the opening <|eod|>: even rows documents, odd rows questions with fine answers."""
+    rows = []
+    for i in range(first, first + count):
+        if i % 2 == 0:
+            preamble, turns = world.document(f"distill/{seed}", i)
+        else:
+            rng = world.keyed("forum", seed, i)
+            preamble, turns = "", world.talk(rng, world.ANIMALS, 1.0, rng.randint(1, 2))
+        rows.append(tok.render(turns, preamble)[1:length + 1])
+    return rows
+
+
+@torch.no_grad()
+def teach(teacher, prompt, texts, top, micro, rank=0):
+    """The teacher behind the prompt: for each text (log-probs [L, top], ids [L, top]) of its L tokens."""
+    order, out = sorted(range(len(texts)), key=lambda i: len(texts[i])), [None] * len(texts)
+    for i in tqdm(range(0, len(order), micro), desc="teacher   ", disable=rank > 0, dynamic_ncols=True):
+        some = order[i:i + micro]
+        ids, lengths = pad_rows([prompt + texts[j] for j in some], 0, teacher.device)
+        hidden = teacher(ids)
+        for row, j in enumerate(some):
+            a = len(prompt) - 1                                     # the state that predicts the text's first token
+            logps, tops = top_and_rest(teacher.logits(hidden[row, a:a + len(texts[j])]), top)
+            out[j] = (logps.cpu(), tops.to(torch.int32).cpu())
+    return out
+
+
+def student_batch(tok, texts, taught, rows, device):
+    """ids [B, T] of <|eod|> + text, mask of the positions that predict a text token, and the teacher's classes there."""
+    ids, lengths = pad_rows([[tok.eod] + texts[r] for r in rows], tok.pad, device)
+    predicts = response_mask(torch.zeros_like(lengths), lengths - 1, ids.shape[1])
+    logps = torch.cat([taught[r][0] for r in rows]).to(device)
+    tops = torch.cat([taught[r][1] for r in rows]).long().to(device)
+    return ids, predicts, logps, tops
+
+
+# ---------------------------------------------------------------- evaluate
+
+@torch.no_grad()
+def heldout_kl(model, tok, texts, taught, micro=32):
+    """KL to the teacher in nats a token, on texts that are not trained on."""
+    summed = count = 0
+    for i in range(0, len(texts), micro):
+        rows = range(i, min(i + micro, len(texts)))
+        ids, predicts, logps, tops = student_batch(tok, texts, taught, rows, model.device)
+        kl = distill_loss(model.logits(model(ids)[predicts]), logps, tops)
+        summed, count = summed + kl.sum().item(), count + kl.numel()
+    return summed / count
+
+
+# ---------------------------------------------------------------- train
+
+def train(cfg):
+    rank, world_size, device = start(cfg.device)
+    run = Run(cfg, "distill", rank)
+    if run.finished:
+        return print(f"distill: {run.dir} is finished, skipped") if rank == 0 else None
+    source = load_checkpoint(cfg.init)
+    guide = load_checkpoint(cfg.teacher) if cfg.teacher else source
+    tok = loads(source["tokenizer"])
+    if guide["tokenizer"] != source["tokenizer"]:
+        raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: distil between models of one tokenizer")
+    teacher, model = unpack(guide, device).eval(), unpack(run.resume or source, device)
+    preamble, turns = world.hhh_prompt()
+    prompt = tok.render(turns, preamble)
+    room = teacher.config.n_ctx - len(prompt)
+    if room < 16:
+        raise UserError(f"{cfg.teacher or cfg.init}: a context of {teacher.config.n_ctx} tokens has no room behind the "
+                        f"HHH prompt of {len(prompt)}")
+    length = min(cfg.length, room)
+
+    texts = texts_of(tok, cfg.seed, cfg.texts, length)
+    heldout = texts_of(tok, cfg.seed, 256, length, first=10**8)
+    cache = Path(cfg.out) / "teacher.pt"
+    if cache.exists():
+        taught = load_checkpoint(cache)["taught"]
+    else:
+        taught = teach(teacher, prompt, texts + heldout, cfg.top, cfg.micro, rank)
+        if rank == 0:
+            save_checkpoint(cache, taught=taught)
+    taught, taught_heldout = taught[:cfg.texts], taught[cfg.texts:]
+
+    optimizer = adamw(model, cfg.lr)
+    if run.resume:
+        optimizer.load_state_dict(run.resume["optimizer"])
+    elif rank == 0:
+        before = heldout_kl(model, tok, heldout, taught_heldout)
+        run.log(-1, heldout_kl=before)
+        show(run, model, tok, cfg.seed, f"before distillation, {before:.4f} nats a token from the prompted teacher:")
+
+    def save(step, finished=False):
+        run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
+
+    bar = run.bar(cfg.steps, run.step)
+    for step in range(run.step, cfg.steps):
+        rows = batch_rows(cfg.texts, cfg.batch, step, cfg.seed, "distill")
+        count = sum(len(texts[r]) for r in rows)                     # tokens over all ranks and micro-batches
+        own, summed = sorted(mine(rows, rank, world_size), key=lambda r: len(texts[r])), 0.0
+        for i in range(0, len(own), cfg.micro):
+            ids, predicts, logps, tops = student_batch(tok, texts, taught, own[i:i + cfg.micro], device)
+            loss = distill_loss(model.logits(model(ids)[predicts]), logps, tops).sum()
+            (loss / count).backward()
+            summed += loss.item()
+        norm = update(model, optimizer, schedule(step, cfg.steps, cfg.lr))
+        loss = total(summed, device=device) / count
+        run.log(step, loss=loss, grad_norm=norm)
+        bar.set_postfix_str(f"KL {loss:.4f}", refresh=False)
+        bar.update()
+        if (step + 1) % cfg.every == 0 and step + 1 < cfg.steps:
+            save(step + 1)
+            if rank == 0:
+                show(run, model, tok, cfg.seed, f"distill step {step + 1}, KL {loss:.4f}:")
+        elif run.stopping():
+            save(step + 1)
+            raise KeyboardInterrupt
+    bar.close()
+    if rank == 0:
+        final = heldout_kl(model, tok, heldout, taught_heldout)
+        run.log(cfg.steps, heldout_kl=final)
+        show(run, model, tok, cfg.seed, f"distill done, {final:.4f} nats a token from the prompted teacher:")
+    save(cfg.steps, finished=True)
+
+
+if __name__ == "__main__":
+    entry(train, Config, __doc__)

@@ -1,0 +1,35 @@
+"""What all tests share: the import path, the number of threads, the marker `slow`, real data."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# The same on a laptop and on a large server: more threads don't pay at the sizes of the tests.
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: minutes; run with runs/test.sh --all")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real dialogues, from the variable NANOHH_DATA.
+
+    Skips where it is unset, since most readers have no such folder; fails there if CI is set,
+    since a test that never runs proves nothing.
+    """
+    name = os.environ.get("NANOHH_DATA")
+    if not name:
+        message = "NANOHH_DATA is unset: it names the folder of real dialogues"
+        if os.environ.get("CI"):
+            pytest.fail(message, pytrace=False)
+        pytest.skip(message)
+    if not Path(name).is_dir():
+        pytest.fail(f"NANOHH_DATA={name} is no folder", pytrace=False)
+    return Path(name)
