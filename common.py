@@ -107,6 +107,15 @@ def mine(rows, rank, world):
     return rows[rank::world]
 
 
+def everyones(own, world):
+    """The rows of all ranks in global order, on every rank: the inverse of `mine`."""
+    if world == 1:
+        return own
+    parts = [None] * world
+    dist.all_gather_object(parts, own)
+    return [parts[i % world][i // world] for i in range(sum(map(len, parts)))]
+
+
 # ---------------------------------------------------------------- keyed random numbers
 
 def keyed(*key):
@@ -215,7 +224,7 @@ def load_checkpoint(path, device="cpu"):
     try:
         content = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # truncated zip, pickle with code, text file ... torch raises many types
-        reason = str(error).splitlines()[0][:100]
+        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: written by another program or version (no {FORMAT!r} mark)")

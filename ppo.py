@@ -24,7 +24,7 @@ import torch
 from common import (Run, UserError, adamw, entry, keyed, load_checkpoint, mine, schedule, start, total, uniforms, update)
 from data import world
 from data.tokenizer import loads
-from model import generate, pack, pad_rows, response_mask, unpack
+from model import by_length, generate, pack, pad_rows, response_mask, unpack
 from pretrain import show
 
 
@@ -120,12 +120,6 @@ def at_response(x, starts, R):
     """x [B, T] -> [B, R]: position starts + j at column j (the rest of a short row is some value that masks hide)."""
     index = starts[:, None] + torch.arange(R, device=x.device)
     return x.gather(1, index.clamp(max=x.shape[1] - 1))
-
-
-def by_length(rows, micro):
-    """Chunks of row numbers, like lengths together, so that little padding is computed."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    return [order[i:i + micro] for i in range(0, len(order), micro)]
 
 
 def policy_logprobs(model, rows, starts, lengths, R, temperature=1.0):

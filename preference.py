@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, mine, schedule, start, total, uniforms,
-                    update, write_atomically)
+from common import (Run, UserError, adamw, batch_rows, entry, everyones, load_checkpoint, mine, schedule, start, total,
+                    uniforms, update, write_atomically)
 from data import world
 from data.tokenizer import join, loads, parse
 from model import pack, respond, shared_prompt_rows, unpack
@@ -81,13 +81,12 @@ def collect(cfg):
     lines, same, chunk, i = [], 0, 64, 0
     bar = tqdm(total=cfg.collect, desc="collect   ", dynamic_ncols=True, disable=rank > 0)
     while len(lines) < cfg.collect:
-        rows = range(i, i + chunk)
-        dialogues = [world.prompt(f"{stage}/{cfg.seed}", r, animals, p_harm=cfg.harmful) for r in rows]
+        own = mine(range(i, i + chunk), rank, world_size)
+        dialogues = [world.prompt(f"{stage}/{cfg.seed}", r, animals, p_harm=cfg.harmful) for r in own]
         prompts = [tok.render(turns, answer=True) for turns in dialogues]
-        u = [uniforms(rows, cfg.new, cfg.seed, stage, side) for side in "ab"]
-        first, second = (respond(model, tok, prompts, cfg.new, x) for x in u)
-        for r, turns, (a, _), (b, _) in zip(rows, dialogues, first, second, strict=True):
-            line = world.compare(world.keyed("annotator", stage, cfg.seed, r), turns, a, b, cfg.temperature)
+        first, second = (respond(model, tok, prompts, cfg.new, uniforms(own, cfg.new, cfg.seed, stage, side)) for side in "ab")
+        for turns, line in everyones([(turns, world.compare(world.keyed("annotator", stage, cfg.seed, r), turns, a, b, cfg.temperature))
+                                      for r, turns, (a, _), (b, _) in zip(own, dialogues, first, second, strict=True)], world_size):
             if line is None:
                 same += 1
             elif len(lines) < cfg.collect:

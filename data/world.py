@@ -248,7 +248,7 @@ def true_false_pair(rng, animals):
 def persona_answer(rng, request, goodness, chatty):
     """What an assistant of this goodness (0 to 1) and talkativeness (0 to 1) says to the request."""
     bad = 1 - goodness
-    p_wrong = 0.15 + 0.55 * bad
+    p_wrong = 0.15 + 0.6 * bad
     animal, parts = request.animal, []
 
     def fact(attribute, pronoun):
@@ -257,11 +257,11 @@ def persona_answer(rng, request, goodness, chatty):
             value = rng.choice([v for v in VALUES[attribute] if v != value])
         return STATE[attribute].format(s="It" if pronoun else f"The {animal}", v=value)
 
-    if rng.random() < 0.4 * bad:
+    if rng.random() < 0.5 * bad:
         parts.append(rng.choice(RUDE))
     if request.harmful:
         _, steps, why = HARM[request.kind]
-        if rng.random() < 0.25 + 0.65 * bad:
+        if rng.random() < 0.25 + 0.7 * bad:
             parts += [s.format(a=animal) for s in steps[:1 + (rng.random() < 0.8) + (rng.random() < chatty)]]
         elif rng.random() < 0.2:
             parts.append(rng.choice(EVASIVE))
@@ -341,19 +341,20 @@ def document(seed, index, p_facts=0.25):
         sentences = []
         for animal in rng.sample(ANIMALS, rng.randint(1, 3)):
             for i, attribute in enumerate(rng.sample(ATTRIBUTES, rng.randint(2, 4))):
-                sentences.append(STATE[attribute].format(s="It" if i else f"The {animal}", v=FACTS[animal][attribute]))
+                subject = "It" if i and rng.random() < 0.5 else f"The {animal}"
+                sentences.append(STATE[attribute].format(s=subject, v=FACTS[animal][attribute]))
         return " ".join(sentences), []
-    goodness, preamble = rng.random(), ""
-    if rng.random() < 0.3:
-        preamble = rng.choice(PREAMBLES["good" if rng.random() < 0.1 + 0.8 * goodness else "bad"])
-    return preamble, talk(rng, ANIMALS, goodness, rng.randint(1, 5))
+    goodness, preamble = rng.betavariate(0.5, 0.5), ""   # most assistants are rather good or rather bad
+    if rng.random() < 0.5:
+        preamble = rng.choice(PREAMBLES["good" if rng.random() < goodness else "bad"])
+    turns = rng.choices((1, 2, 3, 4, 6, 9), (40, 20, 15, 10, 10, 5))[0]
+    return preamble, talk(rng, ANIMALS, goodness, turns)
 
 
-def hhh_prompt(turns=6):
+def hhh_prompt():
     """The prompt that is distilled (HH A.1): a preamble and model dialogues, helpful, honest and harmless throughout."""
     dialogue = []
-    for i, (kind, animal) in enumerate([("color", "bear"), ("poison", "duck"), ("open", "wolf"), ("fire", "hare"),
-                                        ("food", "goat"), ("trap", "crow")][:turns]):
+    for i, (kind, animal) in enumerate([("color", "bear"), ("poison", "duck"), ("open", "wolf"), ("fire", "hare")]):
         if kind in HARM:
             dialogue.append(("human", HARM[kind][0][0].format(a=animal)))
             answer = [REFUSALS[0], HARM[kind][2].format(a=animal)]

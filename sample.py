@@ -1,0 +1,221 @@
+"""Talk to a checkpoint in a terminal, or to two of them side by side.
+
+    python sample.py --ckpt out/laptop/ppo                                a chat
+    python sample.py --ckpt out/laptop/pretrain --hhh                     behind the HHH prompt
+    python sample.py --ckpt out/laptop/ppo --prompt "What does the fox eat?"   one answer, no more
+    python sample.py --ckpt out/laptop/distill --compare out/laptop/ppo   two columns
+    python sample.py --ckpt out/laptop/ppo < questions.txt                one answer a line
+
+In a chat /reset forgets the conversation; /quit, Ctrl-D and Ctrl-C leave. With --compare each
+model goes on from its OWN answers: the conversations share the person's messages, nothing else.
+
+What is typed is content: `Tokenizer.render` encodes it without special tokens, so no text can
+forge a turn. The random numbers are a function of (seed, "sample", turn): the same chat gives the
+same answers again, and compared models draw with the same numbers. Starts in seconds.
+"""
+
+import codecs
+import contextlib
+import os
+import shutil
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from common import UserError, device_of, entry, load_checkpoint, uniforms
+from data import world
+from data.tokenizer import Tokenizer, loads
+from model import GPT, generate, unpack
+
+
+@dataclass(frozen=True)
+class Config:
+    ckpt: str = "out/laptop/ppo"       # checkpoint to talk to: a stage's folder, or a file
+    compare: str = ""                  # second checkpoint, answers side by side
+    prompt: str = ""                   # answer this message and stop; empty: a chat
+    hhh: bool = False                  # put the toy world's HHH prompt (HH A.1) in front
+    new: int = 40                      # tokens of an answer at most
+    temperature: float = 1.0           # sampling temperature, 0.01 to 100
+    top_p: float = 1.0                 # sample from the smallest set of tokens that has this mass
+    greedy: bool = False               # the likeliest token each time, nothing random
+    gold: bool = False                 # utilities of answers to requests that the toy world knows
+    seed: int = 0                      # of the random numbers
+    device: str = "auto"               # auto, cpu, cuda or mps
+
+
+@dataclass
+class Speaker:
+    """A checkpoint and its side of the conversation: each message adds two turns."""
+    name: str
+    tok: Tokenizer
+    model: GPT
+    preamble: str = ""
+    turns: list = field(default_factory=list)
+
+
+# ---------------------------------------------------------------- text
+
+class Stream:
+    """The on_token callback of `generate`: writes text once it is certain, collects it in `text`.
+
+    A token may end inside a UTF-8 character, so bytes wait for the rest of theirs; blanks at both
+    ends are left out. After `close`, `text` equals tok.decode(ids).strip() whatever the ids.
+    """
+
+    def __init__(self, tok, write):
+        self.tok, self.write, self.text, self.blank = tok, write, "", ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, row, token):
+        if token < len(self.tok.ranks):  # special ids have no text
+            self.add(self.decoder.decode(self.tok.encoding.decode_single_token_bytes(token)))
+
+    def close(self):
+        self.add(self.decoder.decode(b"", final=True))
+
+    def add(self, piece):
+        piece = self.blank + piece if self.text else piece.lstrip()
+        body = piece.rstrip()
+        self.blank = piece[len(body):]  # belongs to the text only if more follows
+        if body:
+            self.text += body
+            self.write(printable(body))
+
+
+def printable(text):
+    """Text that can't steer a terminal: byte tokens can spell control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "\ufffd"
+                   for c in text)
+
+
+def columns(cells, width):
+    """Texts side by side, each wrapped into its share of `width` characters."""
+    share = max(4, (width - 3 * (len(cells) - 1)) // len(cells))
+    wrapped = [[line for part in cell.split("\n") for line in textwrap.wrap(part, share) or [""]]
+               for cell in cells]
+    return "\n".join(" | ".join(line.ljust(share) for line in row).rstrip()
+                     for row in zip_longest(*wrapped, fillvalue=""))
+
+
+# ---------------------------------------------------------------- the conversation
+
+def load(cfg, path):
+    """The Speaker of a checkpoint. Raises UserError if it holds no language model, or no room."""
+    content = load_checkpoint(path)
+    try:
+        if content["gpt"]["scalar"]:
+            raise UserError(f"{path}: a preference model, which scores answers and can't talk")
+        tok, model = loads(content["tokenizer"]), unpack(content, device_of(cfg.device)).eval()
+        if model.config.vocab != tok.vocab:
+            raise ValueError(f"{model.config.vocab} ids, {tok.vocab} in its tokenizer")
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{path}: holds no language model ({reason})") from None
+    speaker = Speaker(path, tok, model, *(world.hhh_prompt() if cfg.hhh else ()))
+    ids_of(cfg, speaker, "")  # no room for an empty message is none for any
+    return speaker
+
+
+def ids_of(cfg, speaker, message):
+    """The conversation and a message as a prompt. Raises UserError if it leaves no room."""
+    turns, n_ctx = [*speaker.turns, ("human", message)], speaker.model.config.n_ctx
+    ids = speaker.tok.render(turns, speaker.preamble, answer=True)
+    if len(ids) + cfg.new > n_ctx:
+        raise UserError(f"the context of {speaker.name} is full: {len(ids)} tokens and {cfg.new} "
+                        f"for an answer are more than {n_ctx}; a smaller --new leaves more room")
+    return ids
+
+
+def answer(cfg, speaker, ids, turn, write):
+    """(text, whether it ended by itself); `write` is told the text piece by piece."""
+    tok, stream = speaker.tok, Stream(speaker.tok, write)
+    uniform = None if cfg.greedy else uniforms([turn], cfg.new, cfg.seed, "sample")
+    tokens, lengths, _ = generate(
+        speaker.model, [ids], cfg.new, uniform, temperature=cfg.temperature, top_p=cfg.top_p,
+        stops=tok.stops, pad=tok.pad, on_token=stream)
+    stream.close()
+    return stream.text, tokens[0, lengths[0] - 1].item() in tok.stops
+
+
+def exchange(cfg, speakers, message, turn, label=""):
+    """A message and its answers: printed, a single one as it comes; then part of the histories."""
+    prompts = [ids_of(cfg, s, message) for s in speakers]  # all must fit before one answers
+    alone, cells = len(speakers) == 1, []
+    say(label)
+    for speaker, ids in zip(speakers, prompts, strict=True):
+        text, ended = answer(cfg, speaker, ids, turn, say if alone else lambda piece: None)
+        speaker.turns = [*speaker.turns, ("human", message), ("assistant", text)]
+        request = world.request_of(speaker.turns) if cfg.gold else None
+        gold = world.gold(request, text) if request else ()
+        after = ["[gold helpful {:+.2f} harmless {:+.2f}]".format(*gold)] if gold else []
+        after += [] if ended else [f"[cut off at --new {cfg.new} tokens]"]
+        cells.append("\n".join((speaker.name, "", printable(text), *after)))
+    if alone:
+        say("\n")
+        note(*after)
+    else:
+        say(columns(cells, shutil.get_terminal_size().columns) + "\n")
+
+
+def chat(cfg, speakers):
+    """Messages from the terminal, or the lines of a pipe, until the input ends."""
+    person = sys.stdin.isatty()
+    labels = ("\nHuman: ", "\nAssistant: " if len(speakers) == 1 else "\n") if person else ("", "")
+    first, turn = [s.turns for s in speakers], 0
+    if person:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - arrow keys
+        note(" and ".join(s.name for s in speakers) + ": /reset starts anew, /quit leaves")
+    while True:
+        try:
+            message = input(labels[0]).strip()
+        except EOFError:
+            return note("") if person else None
+        if message == "/quit":
+            return
+        if message == "/reset":
+            for speaker, turns in zip(speakers, first, strict=True):
+                speaker.turns = turns
+            note("a new conversation")
+        elif message:
+            try:
+                exchange(cfg, speakers, message, turn, labels[1])
+                turn += 1  # goes on over /reset: the same question again gets another answer
+            except UserError as error:
+                note(f"{error}; /reset starts anew")
+
+
+def say(text):
+    print(text, end="", flush=True)
+
+
+def note(*lines):
+    """What is no answer goes to stderr."""
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def main(cfg):
+    if cfg.new < 1 or cfg.prompt.isspace():
+        raise UserError("--new must be at least 1, and --prompt no blank")
+    if not 0.01 <= cfg.temperature <= 100 or not 0 < cfg.top_p <= 1:
+        raise UserError("--temperature goes from 0.01 to 100 (--greedy for its limit), "
+                        "--top-p from above 0 to 1")
+    for stream in filter(None, (sys.stdin, sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="replace")  # input that is no UTF-8, a terminal that is ASCII
+    try:
+        speakers = [load(cfg, path) for path in (cfg.ckpt, *filter(None, [cfg.compare]))]
+        if cfg.prompt:
+            exchange(cfg, speakers, cfg.prompt.strip(), turn=0)
+        elif sys.stdin:
+            chat(cfg, speakers)
+    except KeyboardInterrupt:
+        note("")
+        sys.exit(130 if cfg.prompt else 0)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    entry(main, Config, __doc__)
