@@ -38,7 +38,8 @@ class Config:
     out: str = "out/laptop/pmp"        # the stage's folder
     data: str = ""                     # folder or file of comparisons; empty: the world's own answers (PM pretraining)
     pairs: int = 16000                 # comparisons to use at most (with data, 0: all)
-    foreign: float = 0.3               # share of PM pretraining pairs whose worse side answers another prompt
+    foreign: float = 0.25              # share of PM pretraining tries whose worse side answers another prompt
+    edits: float = 0.3                 # share of PM pretraining tries whose worse side has a fact falsified
     batch: int = 32                    # comparisons in a step
     micro: int = 32                    # comparisons in one forward pass
     epochs: int = 1                    # passes over the data (HH A.2: 1)
@@ -189,9 +190,9 @@ def train(cfg):
     if cfg.data:
         lines = read_comparisons(cfg.data)[:cfg.pairs or None]
     else:
-        lines = [world.pretraining_pair(cfg.seed, i, cfg.foreign) for i in range(cfg.pairs)]
+        lines = [world.pretraining_pair(cfg.seed, i, cfg.foreign, cfg.edits) for i in range(cfg.pairs)]
     rows, dropped = encode_comparisons(tok, lines, model.config.n_ctx)
-    heldout = [world.pretraining_pair(f"heldout/{cfg.seed}", i, cfg.foreign) for i in range(400)]
+    heldout = [world.pretraining_pair(f"heldout/{cfg.seed}", i, cfg.foreign, cfg.edits) for i in range(400)]
     heldout, _ = encode_comparisons(tok, heldout, model.config.n_ctx)
     truths = truth_rows(tok, world.TRAIN), truth_rows(tok, world.HELD_OUT)
     steps = cfg.epochs * (len(rows) // cfg.batch)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import Nursery, Pipeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -33,3 +34,17 @@ def data_dir() -> Path:
     if not Path(name).is_dir():
         pytest.fail(f"NANOHH_DATA={name} is no folder", pytrace=False)
     return Path(name)
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory):
+    """Starts the project's commands as processes that cost a fork."""
+    made = Nursery(tmp_path_factory.mktemp("jobs"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory, nursery):
+    """The pipeline at toy sizes: the uninterrupted run of each stage, made when first asked for."""
+    return Pipeline(tmp_path_factory.mktemp("tiny"), nursery)

@@ -284,7 +284,8 @@ def test_top_p_boundary(p, kept, dtypes):
     wanted = probs[:kept] / probs[:kept].sum()
     for dtype in dtypes:
         for order in ([0, 1, 2, 3], [2, 1, 0, 3], [3, 2, 1, 0]):
-            left = filter_logits(probs[order].log().to(dtype)[None], top_p=p)[0].double().softmax(-1)
+            logits = probs[order].log().to(dtype)
+            left = filter_logits(logits[None], top_p=p)[0].double().softmax(-1)
             close = dict(atol=1e-2 if dtype == torch.bfloat16 else 1e-6, rtol=0)
             torch.testing.assert_close(left.sort(descending=True).values[:kept], wanted, **close)
             assert (left > 0).sum() == kept and left.argmax() == order.index(0)

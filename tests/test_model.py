@@ -1,8 +1,8 @@
 """model.py against transformers, a ten-line definition, finite differences and numbers by hand.
 
-Mutations tried, each caught here: exact gelu, layer-norm epsilon 1e-6, no final layer norm, q and v
+Mutations tried, each caught here: exact gelu, layer-norm epsilon 1e-3, no final layer norm, q and v
 swapped, heads merged without the transpose, positions from 1 or ignored, mask ignored, the head
-over the rounding rows, shift by two, mask of the next token, temperature multiplied, log-softmax
+over the rounding rows, no rounding, shift by two, mask of the next token, temperature multiplied, log-softmax
 in bf16, no mask[:, 0] error, responses that see each other, see ahead or start at position 0, pads
 that are seen or see, ends one late, response mask by one, residual projections not scaled, norms
 at 0, head not at 0, reset without its seed, `unpack` that keeps, drops or invents a head.
@@ -360,19 +360,19 @@ def test_gradients_equal_finite_differences(float64, what):
 # ---------------------------------------------------------------- sizes, weights, checkpoints
 
 def test_initial_weights():
-    """N(0, 0.02), residual projections by sqrt(2 layers) smaller: 0.01 with 2 layers."""
+    """std 0.64 / sqrt(64) = 0.08; residual projections by sqrt(2 x 2) smaller, 0.04."""
     model = GPT(GPTConfig(vocab=96, n_ctx=64, n_layer=2, n_head=2, n_embd=64, scalar=True))
     for name, p in model.named_parameters():
         if p.ndim < 2 or name.startswith("score_head"):
             wanted = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
             assert (p == wanted).all(), name
         else:
-            std = 0.01 if name.endswith("c_proj.weight") else 0.02
+            std = 0.04 if name.endswith("c_proj.weight") else 0.08
             error = 4 * std / math.sqrt(2 * p.numel())                      # four sigmas
             assert abs(p.std().item() - std) < error, name
             assert abs(p.mean().item()) < 4 * std / math.sqrt(p.numel()), name
     loss = lm_loss(model, randint(96, 4, 64), torch.full((4,), 64)).item()
-    assert abs(loss / (4 * 63) - math.log(96)) < 0.05                        # a fair guess
+    assert abs(loss / (4 * 63) - math.log(96)) < 0.4                         # about a fair guess
     assert not model.score(model(randint(96, 2, 3))).any()
 
 

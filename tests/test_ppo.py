@@ -60,9 +60,9 @@ def near(x, *rows):
 def test_kl_estimates_table():
     """pi = (1/2, 1/2), pi0 = (.9, .1): KL(pi || pi0) = 0.5108; k1 and k3 average to it, k2 does not."""
     k1, k2, k3 = kl_estimates(T([.5, .5]).log(), T([.9, .1]).log())
-    assert near(k1, [-0.5878, 1.6094]) and near(k1.mean(), 0.5108)
-    assert near(k2, [0.1727, 1.2951]) and near(k2.mean(), 0.7339)
-    assert near(k3, [0.2122, 0.8094]) and near(k3.mean(), 0.5108)
+    assert near(k1, [-0.5878, 1.6094]) and k1.mean().item() == pytest.approx(0.5108, abs=5e-5)
+    assert near(k2, [0.1727, 1.2951]) and k2.mean().item() == pytest.approx(0.7339, abs=5e-5)
+    assert near(k3, [0.2122, 0.8094]) and k3.mean().item() == pytest.approx(0.5108, abs=5e-5)
 
 
 def test_kl_in_the_reward_has_the_gradient_of_the_kl_and_as_a_loss_it_does_not():
@@ -108,7 +108,7 @@ def test_the_score_belongs_to_the_last_real_token():
     rewards = rewards_of(zero, zero, mask, T(2, 3), 0.0)
     assert near(rewards, [0, 0, 2, 0, 0], [0, 0, 0, 0, 3])
     advantages, _ = gae(rewards, zero, mask)             # one slot late: [1.7148, 1.805, 1.9]
-    assert near(advantages[0], [1.805, 1.9, 2, 0, 0])
+    assert near(advantages[:1], [1.805, 1.9, 2, 0, 0])
 
 
 def test_penalty_at_every_token_and_score_at_the_last():
@@ -123,7 +123,7 @@ def test_an_empty_answer_has_no_reward_and_does_not_touch_its_peers():
     assert near(rewards, [0, 0, 0], [0, 1, 0])
     both, _ = gae(rewards, zero, mask)
     alone, _ = gae(rewards[1:], zero[1:], mask[1:])
-    assert torch.equal(both[1:], alone) and near(both[0], [0, 0, 0])
+    assert torch.equal(both[1:], alone) and near(both[:1], [0, 0, 0])
     assert torch.equal(whiten(both, mask)[1:], whiten(alone, mask[1:]))
 
 
@@ -325,15 +325,14 @@ def test_short_rows_of_a_batch_keep_their_own_places():
 TOK = train_bpe([f"{text} {turns}" for text, turns in (world.document(0, i) for i in range(60))], 320)
 
 
-def gpt(seed=0, scalar=False, scale=6.0, n_ctx=192):
+def gpt(seed, scalar=False):
     """A small random model, lively enough to prefer some tokens."""
-    model = GPT(GPTConfig(TOK.vocab, n_ctx, 2, 2, 24, scalar)).reset(seed)
+    model = GPT(GPTConfig(TOK.vocab, 192, 2, 2, 24, scalar))
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for p in model.parameters():
+        for name, p in model.named_parameters():
             if p.ndim == 2:
-                p.mul_(scale)
-        if scalar:
-            model.score_head.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(seed))
+                p.normal_(0, 0.3 if name == "score_head.weight" else 0.12, generator=generator)
     return model
 
 
@@ -403,7 +402,8 @@ def test_a_rollout_does_not_depend_on_chunks_or_neighbours():
     for micro in (1, 2, 3):
         cut = roll(config(micro=micro), asked, models())
         for k in ("ref", "values", "raw", "score"):
-            assert torch.allclose(whole[k], cut[k], atol=1e-5), k
+            real = whole["mask"] if whole[k].ndim == 2 else ...
+            assert torch.allclose(whole[k][real], cut[k][real], atol=1e-5), k
 
 
 def test_pads_of_the_rows_may_be_any_token(monkeypatch):
@@ -622,14 +622,14 @@ def optimum(cfg, reference, pm, norm):
     return weights / weights.sum(), cfg.lambda_kl * weights.sum().log().item(), r
 
 
-def check_optimum(cfg, policy, reference, critic, pm, norm, value_within=0.03):
+def check_optimum(cfg, policy, reference, critic, pm, norm):
     best, J, r = optimum(cfg, reference, pm, norm)
     found, start = distribution(policy, cfg.new), distribution(reference, cfg.new)
     assert (best - start).abs().sum() / 2 > 0.2                    # there was a way to go
     assert (best - found).abs().sum() / 2 < 0.02                   # total variation
     kl = (found * (found / start).log()).sum()
-    assert (found * r).sum() - cfg.lambda_kl * kl == pytest.approx(J, abs=0.003)
-    assert critic.table[0].item() == pytest.approx(J, abs=value_within)     # the soft value
+    assert (found * r).sum() - cfg.lambda_kl * kl == pytest.approx(J, abs=0.005)
+    assert critic.table[0].item() == pytest.approx(J, abs=0.03)             # the soft value
 
 
 @pytest.mark.parametrize("new", [1, 2])
@@ -642,10 +642,11 @@ def test_ppo_reaches_the_closed_form(new, white):
     cfg = config(new=new, lambda_kl=0.5, unfinished=0.3, micro=512)
     policy, reference, critic, pm = Bigram(seed=1), Bigram(seed=1), Values(), Scores(new)
     optimizer, critic_optimizer = adamw(policy, 0), adamw(critic, 0)
-    steps, B, norm = 120, 512, (0.2, 0.7)
+    steps, B, norm = 60, 48, (0.2, 0.7)
     for step in range(steps):
-        batch = advantages_of(cfg, rollout(cfg, STUB, policy, reference, critic, pm, [None] * B, [[0]] * B,
-                                           uniforms(range(B), new, "closed form", step), norm))
+        uniform = uniforms(range(B), new, "closed form", step)
+        batch = advantages_of(cfg, rollout(cfg, STUB, policy, reference, critic, pm, [None] * B,
+                                           [[0]] * B, uniform, norm))
         mask, advantages = batch["mask"], batch["advantages"]
         advantages = whiten(advantages, mask) if white else advantages
         for _ in range(2):
@@ -653,8 +654,8 @@ def test_ppo_reaches_the_closed_form(new, white):
             (policy_loss(logp, batch["logp"], advantages, mask, cfg.clip)[0] / mask.sum()).backward()
             values = critic_values(critic, batch["rows"], batch["starts"], new)
             (value_loss(values, batch["values"], batch["returns"], mask, cfg.clip) / mask.sum()).backward()
-            update(policy, optimizer, schedule(step, steps, 0.05))
-            update(critic, critic_optimizer, schedule(step, steps, 0.1))
+            update(policy, optimizer, schedule(step, steps, 0.08))
+            update(critic, critic_optimizer, schedule(step, steps, 0.15))
     check_optimum(cfg, policy, reference, critic, pm, norm)
 
 
@@ -673,8 +674,8 @@ def tables(monkeypatch):
 def test_train_reaches_the_closed_form(tables, tmp_path):
     """The stage's own loop: minibatches, epochs, calibration, a constant learning rate."""
     policy, reference, critic, pm = tables
-    cfg = config(out=str(tmp_path), new=2, iterations=80, samples=512, minibatch=256, micro=512, lr=0.01,
-                 critic_lr=0.02, lambda_kl=0.5, unfinished=0.3, calibrate=64, device="cpu", every=1000)
+    cfg = config(out=str(tmp_path), new=2, iterations=100, samples=64, minibatch=32, micro=64, lr=0.01,
+                 critic_lr=0.03, lambda_kl=0.5, unfinished=0.3, calibrate=64, device="cpu", every=1000)
     ppo.train(cfg)
     norm = load_checkpoint(tmp_path)["norm"]
     check_optimum(cfg, policy, reference, critic, pm, norm)
