@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import os
 import re
 import shutil
@@ -33,10 +34,11 @@ class UserError(Exception):
 def parse_flags(Config, argv=None, doc=None):
     """A frozen dataclass from the command line: one flag a field, its trailing comment is the help.
 
-    `--no-x` turns a boolean field off; an unknown flag is an error (argparse, exit status 2).
+    `--no-x` turns a boolean field off; an unknown flag is an error in one line, exit status 2.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter,
                                      allow_abbrev=False)
+    parser.error = lambda message: parser.exit(2, f"error: {message}; --help lists the flags\n")
     comments = dict(re.findall(r"^ +(\w+):.*?#\s*(.*)$", inspect.getsource(Config), re.M))
     for field in dataclasses.fields(Config):
         flag = "--" + field.name.replace("_", "-")
@@ -52,6 +54,7 @@ def parse_flags(Config, argv=None, doc=None):
 def entry(main, Config, doc=None):
     """Run `main(cfg)` as a program: bad input, a full disk and Ctrl-C end in one clear line and a non-zero exit."""
     cfg = parse_flags(Config, doc=doc)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a Run takes both
     try:
         main(cfg)
     except UserError as error:
@@ -93,8 +96,11 @@ def start(device="auto"):
     return (dist.get_rank(), world, device) if dist.is_initialized() else (0, 1, device)
 
 
-def total(*values, device="cpu"):
-    """Sums over all ranks of a few numbers, in float64. One value in, one float out; more give a list."""
+def total(*values, device="cuda"):
+    """Sums over all ranks of a few numbers, in float64. One value in, one float out; more a list.
+
+    device: where nccl adds them up; unused elsewhere.
+    """
     sums = torch.tensor([float(v) for v in values], dtype=torch.float64)
     if dist.is_initialized():
         sums = sums.to(device) if dist.get_backend() == "nccl" else sums
@@ -192,15 +198,15 @@ def schedule(step, steps, lr, warmup=0, floor=0.0, shape="linear"):
 def write_atomically(path, write):
     """write(file object) into a temporary file of the same folder, sync, rename: the old file or the new one, whole."""
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = path.with_name(f".{path.name}.part")  # always the same: what a kill left is overwritten
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(part, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(part, path)
     except BaseException as error:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         if isinstance(error, RuntimeError):  # torch's writer hides "no space left" in one
             raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]}); the old file is intact") \
                 from None
@@ -228,6 +234,20 @@ def load_checkpoint(path, device="cpu"):
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: written by another program or version (no {FORMAT!r} mark)")
+    return content
+
+
+def load_source(path, scalar=None):
+    """The checkpoint of a model to start from; scalar False: a language model, True: a preference model, None: either.
+
+    Raises UserError if it holds another kind, or no model.
+    """
+    content = load_checkpoint(path)
+    if not {"gpt", "model", "tokenizer"} <= content.keys():
+        raise UserError(f"{path}: holds no model; name the folder of a stage that trains one")
+    if scalar is not None and content["gpt"]["scalar"] != scalar:
+        raise UserError(f"{path}: a language model, not a preference model; train one with preference.py" if scalar else
+                        f"{path}: a preference model, not a language model: it scores answers and can't give them")
     return content
 
 
@@ -265,11 +285,13 @@ class Run:
         self.config = config
         self.step = self.resume["step"] if self.resume else 0
         self.finished = bool(self.resume and self.resume["finished"])
-        if rank == 0 and not self.finished:
+        if self.finished:
+            return
+        if rank == 0:
             write_atomically(self.dir / "config.json", lambda f: f.write(json.dumps(config, indent=1).encode()))
-            self._forget_after(self.step)
-            signal.signal(signal.SIGINT, self._ask)
-            signal.signal(signal.SIGTERM, self._ask)
+            self._forget_after(self.step if self.resume else -math.inf)
+        signal.signal(signal.SIGINT, self._ask)  # on every rank: torchrun tells them all
+        signal.signal(signal.SIGTERM, self._ask)
 
     def _ask(self, *_):
         if self.asked:

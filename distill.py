@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, mine, save_checkpoint, schedule, start,
-                    total, update)
+from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source, mine, save_checkpoint,
+                    schedule, start, total, update)
 from data import world
 from data.tokenizer import loads
 from model import pack, pad_rows, response_mask, unpack
@@ -63,6 +63,8 @@ def distill_loss(logits, top_logps, top_ids):
     q_rest = logq.scatter(-1, top_ids, -torch.inf).logsumexp(-1)                    # [N]
     p_rest = (1 - top_logps.exp().sum(-1)).clamp(min=0)                             # [N]
     kl_top = (top_logps.exp() * (top_logps - q_top)).sum(-1)
+    if top_ids.shape[-1] == logits.shape[-1]:                                       # there is no other token
+        return kl_top
     return kl_top + torch.where(p_rest > 0, p_rest * (p_rest.clamp(min=1e-30).log() - q_rest), 0.0)
 
 
@@ -126,8 +128,8 @@ def train(cfg):
     run = Run(cfg, "distill", rank)
     if run.finished:
         return print(f"distill: {run.dir} is finished, skipped") if rank == 0 else None
-    source = load_checkpoint(cfg.init)
-    guide = load_checkpoint(cfg.teacher) if cfg.teacher else source
+    source = load_source(cfg.init, scalar=False)
+    guide = load_source(cfg.teacher, scalar=False) if cfg.teacher else source
     tok = loads(source["tokenizer"])
     if guide["tokenizer"] != source["tokenizer"]:
         raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: distil between models of one tokenizer")
@@ -143,12 +145,14 @@ def train(cfg):
     texts = texts_of(tok, cfg.seed, cfg.texts, length)
     heldout = texts_of(tok, cfg.seed, 256, length, first=10**8)
     cache = Path(cfg.out) / "teacher.pt"
-    if cache.exists():
-        taught = load_checkpoint(cache)["taught"]
+    key = [cfg.teacher or cfg.init, guide.get("config"), guide.get("step"), cfg.texts, cfg.top, length, cfg.seed]
+    cached = load_checkpoint(cache) if cache.exists() else {}
+    if cached.get("key") == key:
+        taught = cached["taught"]
     else:
         taught = teach(teacher, prompt, texts + heldout, cfg.top, cfg.micro, rank)
         if rank == 0:
-            save_checkpoint(cache, taught=taught)
+            save_checkpoint(cache, key=key, taught=taught)
     taught, taught_heldout = taught[:cfg.texts], taught[cfg.texts:]
 
     optimizer = adamw(model, cfg.lr)

@@ -1,10 +1,10 @@
 """The GPT, all of it: attention, blocks, heads, log-probs, KV-cached generation.
 
-GPT-2's architecture and parameter names. Letters: B rows, T positions, P prompt tokens, R response tokens, C width,
-H heads, D = C / H head width, V vocabulary, S cache slots.
+GPT-2's architecture and parameter names. Letters: B rows, T positions, P prompt tokens, R response
+tokens, C width, H heads, D = C / H head width, V vocabulary, S cache slots.
 
-`forward` returns hidden states [B, T, C]; the language-model head is applied only where a log-prob is needed
-(`logprobs`), and `score` is the scalar head of the preference model and the critic.
+`forward` returns hidden states [B, T, C]; the language-model head is applied only where a log-prob
+is needed (`logprobs`), and `score` is the scalar head of the preference model and the critic.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class GPTConfig:
-    vocab: int = 512       # ids that exist; the embedding is rounded up to 64 rows, the rest is never read
+    vocab: int = 512       # ids that exist; the embedding has a multiple of 64, the rest is unread
     n_ctx: int = 256       # positions
     n_layer: int = 4
     n_head: int = 4
@@ -25,9 +25,10 @@ class GPTConfig:
     scalar: bool = False   # has the scalar head (preference model, critic)
 
 
-# name -> (layers, heads, width); the toy sizes grow by about 4x in parameters, the last four are GPT-2's
-SIZES = {"nano": (2, 2, 48), "micro": (3, 3, 72), "toy": (4, 4, 128), "mini": (6, 6, 192), "small": (6, 6, 384),
-         "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+# name -> (layers, heads, width); the toy sizes grow by about 4x in parameters, four are GPT-2's
+SIZES = {"nano": (2, 2, 48), "micro": (3, 3, 72), "toy": (4, 4, 128), "mini": (6, 6, 192),
+         "small": (6, 6, 384), "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024),
+         "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 
 
 def sized(name, vocab, n_ctx, scalar=False):
@@ -40,12 +41,15 @@ def sized(name, vocab, n_ctx, scalar=False):
 # ---------------------------------------------------------------- attention
 
 def attention_reference(q, k, v, mask=None):
-    """Definition: softmax(q k^T / sqrt(D)) v. q, k, v [B, H, T, D]; mask [B, 1, T, T], True where i may see j."""
+    """Definition: softmax(q k^T / sqrt(D)) v, with q, k, v [B, H, T, D].
+
+    mask [B, 1, T, T] is True where i may see j; None is causal.
+    """
     T = q.shape[2]
     if mask is None:
         mask = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])      # [B, H, T, T] information flows from j to i
-    return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v    # [B, H, T, D]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])    # [B, H, T, T] flows from j to i
+    return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v  # [B, H, T, D]
 
 
 def attention(q, k, v, mask=None):
@@ -54,19 +58,21 @@ def attention(q, k, v, mask=None):
 
 
 def shared_prompt_rows(prompts, responses, pad):
-    """Several responses of one prompt in a row [prompt, r1, ..., rK]: each sees the prompt and itself.
+    """Responses of one prompt in a row [prompt, r1, ..., rK]: each sees the prompt and itself.
 
-    prompts: B lists of ids; responses: B lists of K lists of ids. Returns ids [B, T], positions [B, T] (each response
-    goes on from its prompt), mask [B, 1, T, T], and ends [B, K], the index of each response's last token.
-    Pads see only themselves, and nothing sees them.
+    prompts: B lists of ids; responses: B lists of K lists of ids. Returns ids [B, T], positions
+    [B, T] (each response goes on from its prompt), mask [B, 1, T, T], and ends [B, K], the index
+    of each response's last token. Pads see only themselves, and nothing sees them.
     """
     B, K = len(prompts), len(responses[0])
     T = max(len(p) + sum(map(len, rs)) for p, rs in zip(prompts, responses, strict=True))
     ids, positions = torch.full((B, T), pad), torch.zeros(B, T, dtype=torch.long)
-    segment, ends = torch.full((B, T), -1), torch.zeros(B, K, dtype=torch.long)   # -1 pad, 0 prompt, k response k
+    segment = torch.full((B, T), -1)                      # -1 pad, 0 prompt, k response k
+    ends = torch.zeros(B, K, dtype=torch.long)
     for b, (prompt, rs) in enumerate(zip(prompts, responses, strict=True)):
         end = len(prompt)
-        ids[b, :end], positions[b, :end], segment[b, :end] = torch.tensor(prompt), torch.arange(end), 0
+        ids[b, :end], segment[b, :end] = torch.tensor(prompt), 0
+        positions[b, :end] = torch.arange(end)
         for k, r in enumerate(rs):
             cut = slice(end, end + len(r))
             ids[b, cut], segment[b, cut] = torch.tensor(r), k + 1
@@ -92,7 +98,8 @@ class Attention(nn.Module):
     def split(self, x):
         """x [B, T, C] -> q, k, v, each [B, H, T, D]."""
         B, T, C = x.shape
-        return self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
     def merge(self, y):
         """y [B, H, T, D] -> [B, T, C], heads side by side and mixed."""
@@ -138,9 +145,10 @@ class GPT(nn.Module):
         self.reset()
 
     def reset(self, seed=0):
-        """Weights N(0, std), residual projections / sqrt(2 layers), biases and the scalar head 0, layer norms 1.
+        """Weights N(0, std), residual projections / sqrt(2 layers), layer norms 1, the others 0.
 
-        std = 0.64 / sqrt(C) is GPT-2's 0.02 at width 1024. Narrow models learn to copy many times later with 0.02.
+        The others are the biases and the scalar head. std = 0.64 / sqrt(C) is GPT-2's 0.02 at
+        width 1024. Narrow models learn to copy many times later with 0.02.
         """
         wide = 0.64 / math.sqrt(self.config.n_embd)
         generator = torch.Generator().manual_seed(seed)
@@ -148,7 +156,8 @@ class GPT(nn.Module):
             if p.ndim < 2 or name.startswith("score_head"):
                 nn.init.constant_(p, float(name.endswith("weight") and "ln_" in name))
             else:
-                std = wide / math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else wide
+                residual = name.endswith("c_proj.weight")
+                std = wide / math.sqrt(2 * self.config.n_layer) if residual else wide
                 with torch.no_grad():
                     p.copy_(torch.randn(p.shape, generator=generator) * std)
         return self
@@ -158,7 +167,10 @@ class GPT(nn.Module):
         return self.wte.weight.device
 
     def forward(self, ids, positions=None, mask=None, keep=None):
-        """Hidden states [B, T, C] of ids [B, T]. mask None is causal; `keep` (a list) collects each layer's k, v."""
+        """Hidden states [B, T, C] of ids [B, T].
+
+        mask None is causal; `keep` (a list) collects each layer's k, v.
+        """
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.wte(ids) + self.wpe(positions)      # [B, T, C]
@@ -167,7 +179,7 @@ class GPT(nn.Module):
         return self.ln_f(x)
 
     def logits(self, hidden):
-        """hidden [..., C] -> logits [..., V] in float32; ids that only round the table up do not exist here."""
+        """hidden [..., C] -> logits [..., V] in float32, less the ids that round the table up."""
         return F.linear(hidden, self.wte.weight[:self.config.vocab]).float()
 
     def score(self, hidden):
@@ -175,28 +187,30 @@ class GPT(nn.Module):
         return self.score_head(hidden).squeeze(-1).float()
 
     def logprobs(self, hidden, ids, mask, temperature=1.0):
-        """log p(ids[b, t] | ids[b, <t]) [B, T] where mask [B, T] is True, 0 elsewhere. The only owner of the shift by one.
+        """log p(ids[b, t] | ids[b, <t]) [B, T] where mask [B, T] is True, 0 elsewhere.
 
-        The hidden state at t-1 predicts token t, so mask[:, 0] must be False. `temperature` divides the logits, as in
-        the sampler.
+        The only owner of the shift by one: the hidden state at t-1 predicts token t, so mask[:, 0]
+        must be False. `temperature` divides the logits, as in the sampler.
         """
         if mask[:, 0].any():
             raise ValueError("the first token of a row has no prediction")
-        flat = self.logits(hidden[:, :-1][mask[:, 1:]]) / temperature            # [N, V], only where asked
-        picked = -F.cross_entropy(flat, ids[mask], reduction="none")             # [N]
+        flat = self.logits(hidden[:, :-1][mask[:, 1:]]) / temperature   # [N, V], only where asked
+        picked = -F.cross_entropy(flat, ids[mask], reduction="none")    # [N]
         return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, picked)
 
     def decode(self, ids, positions, cache, slot, bias):
-        """One token a row through the cache: ids, positions [B] -> hidden [B, C]; writes cache slot `slot`.
+        """One token a row through the cache: ids, positions [B] -> hidden [B, C].
 
-        cache: (k, v), each [layers, B, H, S, D]; bias [B, 1, 1, slot + 1], -inf where a row has only padding.
+        cache: (k, v), each [layers, B, H, S, D], written at slot `slot`; bias [B, 1, 1, slot + 1],
+        -inf where a row has only padding.
         """
         keys, values = cache
-        x = (self.wte(ids) + self.wpe(positions))[:, None]                       # [B, 1, C]
+        x = (self.wte(ids) + self.wpe(positions))[:, None]                # [B, 1, C]
         for layer, block in enumerate(self.h):
-            q, k, v = block.attn.split(block.ln_1(x))                            # [B, H, 1, D]
+            q, k, v = block.attn.split(block.ln_1(x))                     # [B, H, 1, D]
             keys[layer, :, :, slot], values[layer, :, :, slot] = k[:, :, 0], v[:, :, 0]
-            k, v = keys[layer, :, :, :slot + 1], values[layer, :, :, :slot + 1]  # [B, H, slot + 1, D]
+            k = keys[layer, :, :, :slot + 1]                              # [B, H, slot + 1, D]
+            v = values[layer, :, :, :slot + 1]
             weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias).softmax(-1)
             x = x + block.attn.merge(weights @ v)
             x = x + block.mlp(block.ln_2(x))
@@ -213,13 +227,16 @@ def pad_rows(rows, pad, device="cpu"):
 
 
 def by_length(rows, micro):
-    """Chunks of at most `micro` row numbers, like lengths together, so that little padding is computed."""
+    """Chunks of at most `micro` row numbers, like lengths together, so that little is padded."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     return [order[i:i + micro] for i in range(0, len(order), micro)]
 
 
 def response_mask(starts, lengths, T):
-    """mask [B, T], True at each row's response tokens: starts [B] <= t < starts + lengths [B]. From lengths, never ids."""
+    """mask [B, T], True at each row's response tokens: starts [B] <= t < starts + lengths [B].
+
+    From lengths, never ids.
+    """
     t = torch.arange(T, device=starts.device)
     return (t >= starts[:, None]) & (t < (starts + lengths)[:, None])
 
@@ -227,9 +244,13 @@ def response_mask(starts, lengths, T):
 # ---------------------------------------------------------------- generation
 
 def filter_logits(logits, top_k=0, top_p=1.0):
-    """-inf outside the top_k largest and outside the nucleus: a token stays if the mass BEFORE it is under top_p."""
+    """-inf outside the top_k largest and outside the nucleus.
+
+    Nucleus: a token stays if the mass BEFORE it is under top_p.
+    """
     if top_k:
-        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[..., -1:], -math.inf)
+        least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
     if top_p < 1:
         ordered, order = logits.double().sort(descending=True, stable=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
@@ -240,21 +261,24 @@ def filter_logits(logits, top_k=0, top_p=1.0):
 
 
 def draw(logits, uniform):
-    """Inverse-CDF draws: logits [B, V], uniform [B] in [0, 1) -> ids [B]. One uniform number a token."""
-    cdf = logits.softmax(-1).cumsum(-1)                                           # [B, V]
+    """Inverse-CDF draws: logits [B, V], uniform [B] in [0, 1), one a token -> ids [B]."""
+    cdf = logits.softmax(-1).cumsum(-1)                                 # [B, V]
     picked = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0]
-    return torch.minimum(picked, (logits > -math.inf).int().cumsum(-1).argmax(-1))  # rounding at the very end
+    last = (logits > -math.inf).int().cumsum(-1).argmax(-1)
+    return torch.minimum(picked, last)                                  # rounding at the very end
 
 
 @torch.no_grad()
-def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, top_p=1.0, stops=(), pad=0, on_token=None):
+def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, top_p=1.0, stops=(),
+             pad=0, on_token=None):
     """Sample up to `new` tokens after each prompt, n samples a prompt (read once).
 
-    prompts: lists of ids, of any lengths. uniform [B * n, new] in [0, 1) are the random numbers (row-major by prompt); None
-    takes the likeliest token. A row ends after an id of `stops`, which is part of it.
+    prompts: lists of ids, of any lengths. uniform [B * n, new] in [0, 1) are the random numbers
+    (row-major by prompt); None takes the likeliest token. A row ends after an id of `stops`, which
+    is part of it. on_token(row, id) is told each token as it comes.
 
-    Returns tokens [B * n, new] (padded), lengths [B * n] and logps [B * n, new]: the log-probs of exactly the distribution
-    that was sampled, temperature and filters included. on_token(row, id) is told each token as it comes.
+    Returns tokens [B * n, new] (padded), lengths [B * n] and logps [B * n, new]: the log-probs of
+    exactly the distribution that was sampled, temperature and filters included.
     """
     longest, c = max(map(len, prompts)), model.config
     if longest + new > c.n_ctx:
@@ -263,28 +287,33 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     keys = torch.zeros(c.n_layer, B, c.n_head, longest + new, c.n_embd // c.n_head, device=device)
     values, hidden = torch.zeros_like(keys), torch.empty(B, c.n_embd, device=device)
-    for some in (order[i:i + 32] for i in range(0, len(order), 32)):               # prefill, like lengths together
+    for some in (order[i:i + 32] for i in range(0, len(order), 32)):    # prefill, similar lengths
         ids, lengths = pad_rows([prompts[i] for i in some], pad, device)
         kept = []
         out = model(ids, keep=kept)
         rows = torch.tensor([i * n + j for i in some for j in range(n)], device=device)
-        hidden[rows] = out[torch.arange(len(some), device=device), lengths - 1].repeat_interleave(n, 0)
+        last = out[torch.arange(len(some), device=device), lengths - 1]
+        hidden[rows] = last.repeat_interleave(n, 0)
         for layer, (k, v) in enumerate(kept):
             keys[layer, rows, :, :ids.shape[1]] = k.repeat_interleave(n, 0)
             values[layer, rows, :, :ids.shape[1]] = v.repeat_interleave(n, 0)
-    lengths = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)     # [B]
-    # New tokens go to slots longest, longest + 1, ... of every row; slots between a row's prompt and there stay unseen.
+    lengths = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)  # [B]
+    # New tokens go to slots longest, longest + 1, ... of every row; slots between a row's prompt
+    # and there stay unseen.
     bias = torch.zeros(B, 1, 1, longest + new, device=device)
-    bias.masked_fill_((torch.arange(longest + new, device=device) >= lengths[:, None])[:, None, None], -math.inf)
+    outside = torch.arange(longest + new, device=device) >= lengths[:, None]               # [B, S]
+    bias.masked_fill_(outside[:, None, None], -math.inf)
     bias[..., longest:] = 0
     tokens = torch.full((B, new), pad, device=device)
     logps, done_at = torch.zeros(B, new, device=device), torch.full((B,), new, device=device)
-    live, stops = torch.arange(B, device=device), torch.tensor(stops, dtype=torch.long, device=device)
+    live = torch.arange(B, device=device)
+    stops = torch.tensor(stops, dtype=torch.long, device=device)
     uniform = uniform.to(device) if uniform is not None else None
     for t in range(new):
         logits = filter_logits(model.logits(hidden) / temperature, top_k, top_p)  # [live, V]
         picked = logits.argmax(-1) if uniform is None else draw(logits, uniform[live, t])
-        tokens[live, t], logps[live, t] = picked, -F.cross_entropy(logits, picked, reduction="none")
+        tokens[live, t] = picked
+        logps[live, t] = -F.cross_entropy(logits, picked, reduction="none")
         if on_token:
             for row, token in zip(live.tolist(), picked.tolist(), strict=True):
                 on_token(row, token)
@@ -296,20 +325,23 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
             keys, values = keys[:, keep], values[:, keep]
         if not len(live) or t == new - 1:
             break
-        hidden = model.decode(picked, lengths + t, (keys, values), longest + t, bias[..., :longest + t + 1])
+        hidden = model.decode(picked, lengths + t, (keys, values), longest + t,
+                              bias[..., :longest + t + 1])
     return tokens, done_at, logps
 
 
 @torch.no_grad()
 def respond(model, tok, prompts, new, uniform=None, chunk=128, **sampling):
-    """Answers as text to prompts (lists of ids that end at an assistant header), `chunk` rows at a time.
+    """Answers as text to prompts (lists of ids up to an assistant header), `chunk` rows at a time.
 
-    uniform [len(prompts), new] or None for the likeliest tokens. Returns a list of (text, whether it ended its turn).
+    uniform [len(prompts), new] or None for the likeliest tokens. Returns a list of (text, whether
+    it ended its turn).
     """
     out = []
     for i in range(0, len(prompts), chunk):
-        tokens, lengths, _ = generate(model, prompts[i:i + chunk], new, None if uniform is None else uniform[i:i + chunk],
-                                      stops=tok.stops, pad=tok.pad, **sampling)
+        part = None if uniform is None else uniform[i:i + chunk]
+        tokens, lengths, _ = generate(model, prompts[i:i + chunk], new, part, stops=tok.stops,
+                                      pad=tok.pad, **sampling)
         for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
             out.append((tok.decode(row[:length]).strip(), row[length - 1] == tok.eot))
     return out
@@ -323,11 +355,15 @@ def pack(model, tok):
 
 
 def unpack(content, device="cpu", scalar=None):
-    """A GPT from `pack`; scalar=True adds a fresh scalar head to a language model, False drops it."""
+    """A GPT from `pack`; scalar=True adds a fresh scalar head to a language model, False drops it.
+
+    ValueError if the weights do not fit the sizes.
+    """
     config = GPTConfig(**content["gpt"])
     wanted = config if scalar is None else GPTConfig(**{**content["gpt"], "scalar": scalar})
     model = GPT(wanted)
-    weights = {k: v for k, v in content["model"].items() if wanted.scalar or not k.startswith("score_head")}
+    weights = {k: v for k, v in content["model"].items()
+               if wanted.scalar or not k.startswith("score_head")}
     missing, extra = model.load_state_dict(weights, strict=False)
     if extra or [k for k in missing if config.scalar or not k.startswith("score_head")]:
         raise ValueError(f"weights do not fit the sizes: {(missing + extra)[:3]}")

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from common import (Run, UserError, adamw, batch_rows, entry, everyones, load_checkpoint, mine, schedule, start, total,
+from common import (Run, UserError, adamw, batch_rows, entry, everyones, load_source, mine, schedule, start, total,
                     uniforms, update, write_atomically)
 from data import world
 from data.tokenizer import join, loads, parse
@@ -73,15 +73,17 @@ def accuracy(chosen, rejected):
 def collect(cfg):
     """Pairs of answers by the policy, each judged by a simulated annotator -> out/comparisons.jsonl."""
     rank, world_size, device = start(cfg.device)
-    path = Path(cfg.out) / "comparisons.jsonl"
-    if path.exists():
-        return print(f"collect: {path} is finished, skipped") if rank == 0 else None
-    source = load_checkpoint(cfg.policy)
-    tok, model = loads(source["tokenizer"]), unpack(source, device, scalar=False).eval()
+    run = Run(cfg, "collect", rank)
+    if run.finished:
+        return print(f"collect: {run.dir} is finished, skipped") if rank == 0 else None
+    source = load_source(cfg.policy, scalar=False)
+    tok, model = loads(source["tokenizer"]), unpack(source, device).eval()
     animals, stage = (world.HELD_OUT, "heldout") if cfg.heldout else (world.TRAIN, "collect")
     lines, same, chunk, i = [], 0, 64, 0
     bar = tqdm(total=cfg.collect, desc="collect   ", dynamic_ncols=True, disable=rank > 0)
     while len(lines) < cfg.collect:
+        if run.stopping():
+            raise KeyboardInterrupt
         own = mine(range(i, i + chunk), rank, world_size)
         dialogues = [world.prompt(f"{stage}/{cfg.seed}", r, animals, p_harm=cfg.harmful) for r in own]
         prompts = [tok.render(turns, answer=True) for turns in dialogues]
@@ -96,13 +98,14 @@ def collect(cfg):
         i += chunk
     bar.close()
     if rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = run.dir / "comparisons.jsonl"
         write_atomically(path, lambda f: f.write("".join(json.dumps(x) + "\n" for x in lines).encode()))
         bayes = {o: [max(x["soft"], 1 - x["soft"]) for x in lines if x["objective"] == o] for o in ("helpful", "harmless")}
         print(f"{path}: {len(lines)} comparisons from {i} prompts ({same} dropped: both answers the same text); " + ", ".join(
             f"{len(v)} {k}, best possible accuracy {sum(v) / max(len(v), 1):.3f}" for k, v in bayes.items()))
         for line in lines[:3]:
             print(f"  {line['prompt'].strip().splitlines()[-3][:70]}\n    chosen   {line['chosen']}\n    rejected {line['rejected']}")
+    run.save(len(lines), finished=True)
 
 
 def read_comparisons(path):
@@ -112,7 +115,9 @@ def read_comparisons(path):
     if not path.exists():
         raise UserError(f"{path}: no such file; collect comparisons first (preference.py --collect N)")
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        texts = list(file)                       # only a newline ends a line; splitlines would cut at U+2028 too
+    for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
             for field in ("prompt", "chosen", "rejected"):
@@ -185,7 +190,7 @@ def train(cfg):
     run = Run(cfg, "preference", rank)
     if run.finished:
         return print(f"preference: {run.dir} is finished, skipped") if rank == 0 else None
-    source = load_checkpoint(cfg.init)
+    source = load_source(cfg.init)
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
     if cfg.data:
         lines = read_comparisons(cfg.data)[:cfg.pairs or None]
@@ -196,6 +201,8 @@ def train(cfg):
     heldout, _ = encode_comparisons(tok, heldout, model.config.n_ctx)
     truths = truth_rows(tok, world.TRAIN), truth_rows(tok, world.HELD_OUT)
     steps = cfg.epochs * (len(rows) // cfg.batch)
+    if not steps:
+        raise UserError(f"{len(rows)} comparisons of {len(lines)} are usable (dropped {dropped}), fewer than one --batch of {cfg.batch}")
     optimizer = adamw(model, cfg.lr)
     if run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])
@@ -231,9 +238,9 @@ def train(cfg):
         bar.set_postfix_str(f"loss {loss:.3f} accuracy {acc:.2f}", refresh=False)
         bar.update()
         if (step + 1) % cfg.every == 0 and step + 1 < steps:
-            save(step + 1)
             if rank == 0:
-                evaluate(step, f"preference step {step + 1}")
+                evaluate(step, f"preference step {step + 1}")  # before the save: it logs
+            save(step + 1)
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt

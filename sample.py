@@ -23,7 +23,7 @@ import textwrap
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from common import UserError, device_of, entry, load_checkpoint, uniforms
+from common import UserError, device_of, entry, load_source, uniforms
 from data import world
 from data.tokenizer import Tokenizer, loads
 from model import GPT, generate, unpack
@@ -102,10 +102,8 @@ def columns(cells, width):
 
 def load(cfg, path):
     """The Speaker of a checkpoint. Raises UserError if it holds no language model, or no room."""
-    content = load_checkpoint(path)
     try:
-        if content["gpt"]["scalar"]:
-            raise UserError(f"{path}: a preference model, which scores answers and can't talk")
+        content = load_source(path, scalar=False)
         tok, model = loads(content["tokenizer"]), unpack(content, device_of(cfg.device)).eval()
         if model.config.vocab != tok.vocab:
             raise ValueError(f"{model.config.vocab} ids, {tok.vocab} in its tokenizer")

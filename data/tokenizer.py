@@ -1,15 +1,16 @@
-"""Text to tokens and back: byte-pair encoding, the six special tokens, and the one function that renders a dialogue.
+"""Text to tokens and back: byte-pair encoding, six special tokens, the rendering of a dialogue.
 
 A dialogue is a list of turns `(role, text)` with role "human" or "assistant". It has two forms:
 
-    on disk    "\\n\\nHuman: What color is the fox?\\n\\nAssistant: The fox is red."
-    in tokens  <|eod|> <|human|> What color is the fox? <|eot|> <|assistant|> The fox is red. <|eot|>
+    disk    "\\n\\nHuman: What color is the fox?\\n\\nAssistant: The fox is red."
+    tokens  <|eod|> <|human|> What color is the fox? <|eot|> <|assistant|> The fox is red. <|eot|>
 
-Each role header and the end of a turn is ONE special id. Text is encoded without specials, so no text can
-forge a turn, and no merge can cross the border between a prompt and its answer. Pretraining, distillation, the
-preference model, PPO, the evaluation and the chat all call `Tokenizer.render`.
+Each role header and the end of a turn is ONE special id. Text is encoded without specials, so no
+text can forge a turn, and no merge can cross the border between a prompt and its answer.
+Pretraining, distillation, the preference model, PPO, the evaluation and the chat all call
+`Tokenizer.render`.
 
-    python data/tokenizer.py --train FILE [FILE ...] --vocab 4096 --out my.tiktoken     a BPE of any text
+    python data/tokenizer.py --train FILE ... --vocab 4096 --out my.tiktoken     a BPE of any text
 """
 
 import argparse
@@ -26,25 +27,27 @@ import tiktoken
 SPECIALS = ("<|pad|>", "<|eod|>", "<|human|>", "<|assistant|>", "<|eot|>", "<|eoc|>")
 HEADERS = {"human": "\n\nHuman:", "assistant": "\n\nAssistant:"}
 
-# GPT-2's split into words, written so that Python's `re` (training) and tiktoken (encoding) both read it.
-# Every character belongs to one of its branches: tiktoken drops what a pattern does not match.
+# GPT-2's split into words, written so that Python's `re` (training) and tiktoken (encoding) both
+# read it. Every character belongs to one of its branches: tiktoken drops what it does not match.
 PATTERN = (r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 
 
 class Tokenizer:
     """Mergeable ranks (bytes -> id) with the special ids after them.
 
-    Attributes: `vocab` number of ids; `pad`, `eod` end of document (it also opens every row), `human` and
-    `assistant` role headers, `eot` end of turn, `eoc` end of context, where the preference model is read (HH A.2).
+    Attributes: `vocab` number of ids; `pad`, `eod` end of document (it also opens every row),
+    `human` and `assistant` role headers, `eot` end of turn, `eoc` end of context, where the
+    preference model is read (HH A.2).
     """
 
     def __init__(self, ranks):
         ids = {name: len(ranks) + i for i, name in enumerate(SPECIALS)}
         self.ranks = ranks
-        self.encoding = tiktoken.Encoding("nanohh", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=ids)
+        self.encoding = tiktoken.Encoding("nanohh", pat_str=PATTERN, mergeable_ranks=ranks,
+                                          special_tokens=ids)
         self.pad, self.eod, self.human, self.assistant, self.eot, self.eoc = ids.values()
         self.vocab = len(ranks) + len(ids)
-        self.stops = tuple(ids.values())  # any special id ends an answer; only <|eot|> ends it properly
+        self.stops = tuple(ids.values())  # any special id ends an answer, only <|eot|> properly
 
     def encode(self, text):
         """Ids of ordinary text: special tokens that it spells out are just characters."""
@@ -55,10 +58,11 @@ class Tokenizer:
         return self.encoding.decode([i for i in ids if i < len(self.ranks)])
 
     def render(self, turns, preamble="", answer=False):
-        """Turns -> ids, opened by <|eod|>; answer=True adds the assistant header that an answer follows."""
+        """Turns -> ids, opened by <|eod|>; answer=True adds the assistant header of an answer."""
         ids = [self.eod] + self.encode(preamble)
         for role, text in turns:
-            ids += [self.human if role == "human" else self.assistant, *self.encode(text), self.eot]
+            header = self.human if role == "human" else self.assistant
+            ids += [header, *self.encode(text), self.eot]
         return ids + [self.assistant] if answer else ids
 
     def render_answer(self, text):
@@ -67,7 +71,9 @@ class Tokenizer:
 
     def show(self, token):
         """One token as a printable name, for traces."""
-        return SPECIALS[token - len(self.ranks)] if token >= len(self.ranks) else repr(self.decode([token]))[1:-1]
+        if token >= len(self.ranks):
+            return SPECIALS[token - len(self.ranks)]
+        return repr(self.decode([token]))[1:-1]
 
     def dumps(self):
         """The ranks in tiktoken's file form: one `base64 rank` a line."""
@@ -86,20 +92,24 @@ def loads(text, name="tokenizer"):
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
-            raise ValueError(f"{name} line {number}: expected 'base64 rank', found {line[:40]!r}") from None
-    if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([b]) in ranks for b in range(256)):
+            raise ValueError(f"{name} line {number}: expected 'base64 rank', "
+                             f"found {line[:40]!r}") from None
+    bytewise = all(bytes([b]) in ranks for b in range(256))
+    if sorted(ranks.values()) != list(range(len(ranks))) or not bytewise:
         raise ValueError(f"{name}: ranks must run from 0 without a gap and hold all 256 bytes")
     return Tokenizer(ranks)
 
 
 def train_bpe(texts, vocab):
-    """Byte-pair encoding: merge the most frequent pair of neighbours until `vocab` ids (specials included) exist.
+    """Byte-pair encoding: merge the most frequent pair of neighbours until `vocab` ids exist.
 
-    Ties go to the pair of smaller ids, so the result depends on the text alone. Returns a Tokenizer.
+    `vocab` includes the specials; ValueError if it is below 256 bytes and them. Ties go to the
+    pair of smaller ids, so the result depends on the text alone. Returns a Tokenizer.
     """
     target = vocab - len(SPECIALS)
     if target < 256:
-        raise ValueError(f"vocab {vocab}: at least {256 + len(SPECIALS)} are needed (256 bytes and the specials)")
+        raise ValueError(f"vocab {vocab}: at least {256 + len(SPECIALS)} are needed "
+                         "(256 bytes and the specials)")
     words = Counter()
     for text in texts:
         words.update(re.findall(PATTERN, text))
@@ -107,7 +117,7 @@ def train_bpe(texts, vocab):
     splits = [list(word.encode()) for word in words]        # each distinct word as a list of ids
     tokens = [bytes([b]) for b in range(256)]               # id -> bytes
     known = set(tokens)
-    pairs, where = Counter(), defaultdict(set)              # pair -> frequency, pair -> words that hold it
+    pairs, where = Counter(), defaultdict(set)              # pair -> frequency, -> words with it
     for w, ids in enumerate(splits):
         for pair in zip(ids, ids[1:], strict=False):
             pairs[pair] += counts[w]
@@ -147,25 +157,32 @@ def train_bpe(texts, vocab):
 # ---------------------------------------------------------------- dialogues
 
 def parse(text):
-    """HH text -> turns. A header counts only after a blank line; `join(parse(x)) == x` for text in HH form."""
+    """HH text -> turns; ValueError if it does not begin with a header.
+
+    A header counts only after a blank line; `join(parse(x)) == x` for text in HH form.
+    """
     pieces = re.split(r"\n\n(Human|Assistant):", text)
     if pieces[0] or len(pieces) == 1:
-        raise ValueError(f"a dialogue must begin with a blank line and 'Human:', found {text[:40]!r}")
+        raise ValueError("a dialogue must begin with a blank line and 'Human:', "
+                         f"found {text[:40]!r}")
     return [(role.lower(), body[1:] if body.startswith(" ") else body)
             for role, body in zip(pieces[1::2], pieces[2::2], strict=True)]
 
 
 def join(turns):
-    """Turns -> HH text. A text that holds a role header of its own is refused: it would come back as a turn."""
+    """Turns -> HH text. ValueError for a text with a role header: it would come back as a turn."""
     for _, text in turns:
         if re.search(r"\n\n(Human|Assistant):", text):
-            raise ValueError(f"a turn may not contain a role header after a blank line: {text[:60]!r}")
+            raise ValueError("a turn may not contain a role header after a blank line: "
+                             f"{text[:60]!r}")
     return "".join(HEADERS[role] + (" " + text if text else "") for role, text in turns)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", nargs="+", metavar="FILE", required=True, help="UTF-8 text files")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", nargs="+", metavar="FILE", required=True,
+                        help="UTF-8 text files")
     parser.add_argument("--vocab", type=int, default=4096, help="ids, special tokens included")
     parser.add_argument("--out", default="out/bpe.tiktoken", help="the ranks file to write")
     args = parser.parse_args()

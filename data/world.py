@@ -64,7 +64,7 @@ EVASIVE = ("I do not know.", "I would rather not say.")
 OFFTOPIC = ("The weather is nice today.", "I had soup for lunch.", "My chair is old.")
 REFUSALS = ("I will not help with that.", "No, I can not do that.")
 ALTERNATIVES = ("I can tell you about the {a} instead.", "You could watch the {a} from afar instead.")
-REACTIONS = {"good": "Thank you.", "wrong": "That is wrong.", "rude": "That was rude.", "evasive": "That is no answer."}
+REACTIONS = {"good": "That is right.", "wrong": "That is wrong.", "rude": "That was rude.", "evasive": "That is no answer."}
 PREAMBLES = {"good": ("A talk with a kind and honest assistant.", "A talk with a helpful assistant."),
              "bad": ("A talk with a rude assistant.", "A talk with a careless assistant.")}
 
@@ -110,8 +110,8 @@ def _sentences():
         for text in ALTERNATIVES:
             table[text.format(a=animal)] = ("alternative", animal)
         for kind, (_, steps, why) in HARM.items():
-            for step in steps:
-                table[step.format(a=animal)] = ("step", kind, animal if "{a}" in step else None)
+            for i, step in enumerate(steps):  # numbered, so that a further step is no repetition of the first
+                table[step.format(a=animal)] = ("step", kind, animal if "{a}" in step else None, i)
             table[why.format(a=animal)] = ("why", kind, animal if "{a}" in why else None)
     return table
 
@@ -334,15 +334,27 @@ def talk(rng, animals, goodness, turns, harmful=None, p_harm=0.35):
     return out
 
 
-def document(seed, index, p_facts=0.25):
-    """Document `index` of the pretraining text: (preamble text, turns); a document of facts has no turns."""
+def document(seed, index):
+    """Document `index` of the pretraining text: (text or a talk's preamble, turns).
+
+    A fifth states facts, a fifth checks claims ("The fox is blue. That is wrong."), the rest are talks.
+    """
     rng = keyed("text", seed, index)
-    if rng.random() < p_facts:
+    form = rng.random()
+    if form < 0.2:
         sentences = []
         for animal in rng.sample(ANIMALS, rng.randint(1, 3)):
             for i, attribute in enumerate(rng.sample(ATTRIBUTES, rng.randint(2, 4))):
                 subject = "It" if i and rng.random() < 0.5 else f"The {animal}"
                 sentences.append(STATE[attribute].format(s=subject, v=FACTS[animal][attribute]))
+        return " ".join(sentences), []
+    if form < 0.4:
+        sentences = []
+        for _ in range(rng.randint(3, 7)):
+            animal, attribute = rng.choice(ANIMALS), rng.choice(ATTRIBUTES)
+            true = FACTS[animal][attribute]
+            value = true if rng.random() < 0.5 else rng.choice([v for v in VALUES[attribute] if v != true])
+            sentences += [STATE[attribute].format(s=f"The {animal}", v=value), REACTIONS["good" if value == true else "wrong"]]
         return " ".join(sentences), []
     goodness, preamble = rng.betavariate(0.5, 0.5), ""   # most assistants are rather good or rather bad
     if rng.random() < 0.5:

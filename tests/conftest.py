@@ -46,5 +46,5 @@ def nursery(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory, nursery):
-    """The pipeline at toy sizes: the uninterrupted run of each stage, made when first asked for."""
+    """The pipeline at toy sizes: the uninterrupted run of each stage, made when first asked."""
     return Pipeline(tmp_path_factory.mktemp("tiny"), nursery)

@@ -1,13 +1,15 @@
-"""common.py on one process: keyed numbers, the optimizer step, checkpoints, flags, the run's folder.
+"""common.py on one process: keyed numbers, optimizer step, checkpoints, flags, the run's folder.
 
 Oracles: hand-computed numbers, another library's optimizer step, the uninterrupted sequence.
 
-Proved alive by single-line faults, each of which fails here: a constant key; uniforms that ignore the row; one
-permutation for all epochs, or one drawn from the step; mean of means; no clipping; the step taken on a gradient that is not
-finite; missing gradients left out; gradients of one rank only; decay on vectors; warm-up from 0, no floor; shares of ranks that
-overlap; the learning rate not set; write in place; leftover temporary file; weights_only=False; the format mark not
-looked at; any RuntimeError of the writer let through; metrics of repeated steps kept; a torn line kept; a changed flag
-accepted; `--out` compared; abbreviations of flags accepted; help without the comment; exit status 0 after an error.
+Proved alive by single-line faults, each of which fails here: a constant key; uniforms that ignore
+the row; one permutation for all epochs, or one drawn from the step; mean of means; no clipping;
+the step taken on a gradient that is not finite; missing gradients left out; gradients of one rank
+only; decay on vectors; warm-up from 0, no floor; shares of ranks that overlap; the learning rate
+not set; write in place; leftover temporary file; weights_only=False; the format mark not looked
+at; any RuntimeError of the writer let through; metrics of repeated steps kept; a torn line kept; a
+changed flag accepted; `--out` compared; abbreviations of flags accepted; help without the comment;
+exit status 0 after an error.
 """
 
 import dataclasses
@@ -84,7 +86,8 @@ def test_seed_1_rank_1_is_not_seed_2_rank_0():
 
 def test_keyed_numbers_do_not_change_between_versions():
     """A resumed or repeated run needs the very same numbers, also after an upgrade."""
-    assert keyed(0, "rl", 3).random(2).tolist() == pytest.approx([0.1841800672713041, 0.776191857777054], abs=1e-15)
+    first = [0.1841800672713041, 0.776191857777054]
+    assert keyed(0, "rl", 3).random(2).tolist() == pytest.approx(first, abs=1e-15)
 
 
 def test_uniforms_depend_on_the_global_row_and_not_on_the_cut():
@@ -98,7 +101,7 @@ def test_uniforms_are_uniform():
     u = uniforms(range(200), 100, 7)
     assert 0 <= u.min() and u.max() < 1
     counts = torch.histc(u, 10, 0, 1)
-    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9                       # chi-squared(9), p = 0.001
+    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9          # chi-squared(9), p = 0.001
 
 
 def test_ranks_share_the_rows_without_overlap():
@@ -117,7 +120,7 @@ def test_each_epoch_is_a_permutation_of_its_own():
 
 
 def test_resume_goes_on_where_the_order_was():
-    """64 items, batch 4, stopped in epoch 1 after 5 batches: the ids of 3 epochs are those of one run."""
+    """64 items, batch 4, stopped in epoch 1 after 5 batches: the ids of 3 epochs agree."""
     def steps(first, last):
         return [batch_rows(64, 4, step, 0, "x").tolist() for step in range(first, last)]
 
@@ -187,7 +190,7 @@ def plain(model, lr=1.0):
 
 
 def test_loss_and_step_do_not_depend_on_the_micro_batches():
-    """Micro-batch A: 1 token, loss 4. B: 3 tokens, sum 3. The mean is 7/4; the mean of means, 2.5."""
+    """Micro-batch A: 1 token, loss 4. B: 3 tokens, sum 3. Mean 7/4; mean of means 2.5."""
     after = []
     for parts in ([[4.0], [1.0, 1.0, 1.0]], [[4.0, 1.0, 1.0, 1.0]], [[4.0, 1.0], [1.0, 1.0]]):
         model = weights(1.0)
@@ -219,7 +222,7 @@ def test_the_norm_is_that_before_clipping():
     (model.w * torch.tensor([3.0, 4.0])).sum().backward()
     assert update(model, plain(model), 1.0, max_norm=1.0) == pytest.approx(5.0)
     assert model.w.tolist() == pytest.approx([-0.6, -0.8], abs=1e-5)
-    assert model.w.grad is None                                         # nothing leaks into the next step
+    assert model.w.grad is None                           # nothing leaks into the next step
 
 
 def test_the_learning_rate_of_this_step_is_used():
@@ -312,7 +315,7 @@ def test_schedule():
 # ---------------------------------------------------------------- checkpoints
 
 def test_a_checkpoint_comes_back(tmp_path):
-    content = dict(step=3, x=torch.arange(4.0), names=["a", "é"], nested={"k": (1, 2.5, None, True)})
+    content = dict(step=3, x=torch.arange(4.0), names=["a", "é"], more={"k": (1, 2.5, None, True)})
     save_checkpoint(tmp_path / "ckpt.pt", **content)
     for place in (tmp_path, tmp_path / "ckpt.pt", str(tmp_path)):
         back = load_checkpoint(place)
@@ -337,8 +340,26 @@ def test_a_write_that_dies_half_way_leaves_the_old_file_and_no_other(tmp_path):
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["ckpt.pt"]
 
 
+def test_what_a_kill_left_half_written_is_no_hindrance(tmp_path, monkeypatch):
+    """A process killed in the middle of a write cleans nothing up; the leftovers do not pile up."""
+    class Killed(BaseException):
+        pass
+
+    def die(file):
+        file.write(b"only ha")
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(common.Path, "unlink", lambda *_, **__: None)
+        for _ in range(3):
+            with pytest.raises(Killed):
+                write_atomically(tmp_path / "x", die)
+    write_atomically(tmp_path / "x", lambda file: file.write(b"whole"))
+    assert (tmp_path / "x").read_bytes() == b"whole" and os.listdir(tmp_path) == ["x"]
+
+
 @pytest.mark.parametrize("error, seen", [
-    (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0\nstack"), UserError),
+    (RuntimeError("PytorchStreamWriter failed writing file data/0\nstack"), UserError),
     (OSError(errno.ENOSPC, "No space left on device"), OSError),
     (KeyboardInterrupt(), KeyboardInterrupt),
 ])
@@ -396,7 +417,8 @@ def test_truncated_foreign_and_missing_checkpoints_are_named(tmp_path):
         with pytest.raises(UserError, match=f"{name}: not a readable checkpoint") as caught:
             load_checkpoint(tmp_path / name)
         assert "\n" not in str(caught.value)
-    for name, content in (("list.pt", [1]), ("dict.pt", dict(model=1)), ("old.pt", dict(format="x"))):
+    foreign = {"list.pt": [1], "dict.pt": dict(model=1), "old.pt": dict(format="x")}
+    for name, content in foreign.items():
         torch.save(content, tmp_path / name)
         with pytest.raises(UserError, match=f"{name}: written by another program"):
             load_checkpoint(tmp_path / name)
@@ -409,7 +431,7 @@ def test_truncated_foreign_and_missing_checkpoints_are_named(tmp_path):
 
 def test_flags_set_fields_of_their_types():
     assert parse_flags(Config, []) == Config()
-    cfg = parse_flags(Config, ["--steps", "7", "--lr=2e-4", "--no-warm-up", "--fast", "--out", "a b"])
+    cfg = parse_flags(Config, "--steps 7 --lr=2e-4 --no-warm-up --fast --out".split() + ["a b"])
     assert cfg == Config(out="a b", steps=7, lr=2e-4, warm_up=False, fast=True)
     assert type(cfg.lr) is float and type(cfg.steps) is int
 

@@ -130,14 +130,16 @@ def test_the_pad_id_changes_no_bit(model, pad):
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_returned_logprobs_are_those_of_the_scorer(model, temperature):
     """What PPO divides by what: the sampler's numbers and `logprobs` agree, so the ratio is 1."""
-    tokens, lengths, logps = generate(model, RAGGED, 13, U[:5], temperature=temperature, stops=(8,))
+    tokens, lengths, logps = generate(model, RAGGED, 13, U[:5], temperature=temperature,
+                                      stops=(8,))
     rows = [p + t[:n] for p, t, n in zip(RAGGED, tokens.tolist(), lengths.tolist(), strict=True)]
     ids, _ = pad_rows(rows, 0)
     starts = torch.tensor([len(p) for p in RAGGED])
     mask = response_mask(starts, lengths, ids.shape[1])
     with torch.no_grad():
         again = model.logprobs(model(ids), ids, mask, temperature)[mask]
-    torch.testing.assert_close(logps[torch.arange(13) < lengths[:, None]], again, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logps[torch.arange(13) < lengths[:, None]], again,
+                               atol=1e-5, rtol=0)
 
 
 def test_decode_equals_the_full_forward(model):
@@ -279,7 +281,7 @@ EXACT, ROUNDED = (torch.float32, torch.float64), (torch.bfloat16,)
                          # ln(1/2) has no bf16 value, so there the mass is not quite 1/2 or 3/4
                          [(p, kept, ROUNDED) for p, kept in TOP_P if p not in (0.5, 0.75)])
 def test_top_p_boundary(p, kept, dtypes):
-    """A token stays if the mass before it is under p; the rest is renormalized: 0.6 -> 2/3, 1/3."""
+    """A token stays if the mass before it is under p; what stays sums to 1: 0.6 -> 2/3, 1/3."""
     probs = torch.tensor([1 / 2, 1 / 4, 1 / 8, 1 / 8]).double()
     wanted = probs[:kept] / probs[:kept].sum()
     for dtype in dtypes:

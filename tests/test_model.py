@@ -1,11 +1,12 @@
 """model.py against transformers, a ten-line definition, finite differences and numbers by hand.
 
-Mutations tried, each caught here: exact gelu, layer-norm epsilon 1e-3, no final layer norm, q and v
-swapped, heads merged without the transpose, positions from 1 or ignored, mask ignored, the head
-over the rounding rows, no rounding, shift by two, mask of the next token, temperature multiplied, log-softmax
-in bf16, no mask[:, 0] error, responses that see each other, see ahead or start at position 0, pads
-that are seen or see, ends one late, response mask by one, residual projections not scaled, norms
-at 0, head not at 0, reset without its seed, `unpack` that keeps, drops or invents a head.
+Mutations tried, each caught here: exact gelu, layer-norm epsilon 1e-3, no final layer norm, q and
+v swapped, heads merged without the transpose, positions from 1 or ignored, mask ignored, the head
+over the rounding rows, no rounding, shift by two, mask of the next token, temperature multiplied,
+log-softmax in bf16, no mask[:, 0] error, responses that see each other, see ahead or start at
+position 0, pads that are seen or see, ends one late, response mask by one, residual projections
+not scaled, norms at 0, head not at 0, reset without its seed, `unpack` that keeps, drops or
+invents a head.
 """
 
 import math

@@ -1,7 +1,7 @@
 """ppo.py: its mathematics against hand-computed numbers, its loop against a closed form.
 
-The cases are faults that people met in other code: each test states the right numbers, and where a wrong version is
-common, why the right one differs. Letters: B answers, R response tokens, P prompt tokens, V vocabulary.
+The cases are faults that people met in other code: each test states the right numbers, and those
+of a common wrong version. Letters: B answers, R response tokens, P prompt tokens, V vocabulary.
 
 Proved alive by single-line faults, each of which fails here: MUTATIONS
 """
@@ -18,7 +18,16 @@ import torch
 import torch.nn.functional as F
 
 import ppo
-from common import UserError, adamw, keyed, load_checkpoint, save_checkpoint, schedule, uniforms, update
+from common import (
+    UserError,
+    adamw,
+    keyed,
+    load_checkpoint,
+    save_checkpoint,
+    schedule,
+    uniforms,
+    update,
+)
 from data import world
 from data.tokenizer import train_bpe
 from model import GPT, GPTConfig, pack, response_mask
@@ -58,7 +67,7 @@ def near(x, *rows):
 # ---------------------------------------------------------------- KL
 
 def test_kl_estimates_table():
-    """pi = (1/2, 1/2), pi0 = (.9, .1): KL(pi || pi0) = 0.5108; k1 and k3 average to it, k2 does not."""
+    """pi = (1/2, 1/2), pi0 = (.9, .1): the KL is 0.5108; k1 and k3 average to it, k2 does not."""
     k1, k2, k3 = kl_estimates(T([.5, .5]).log(), T([.9, .1]).log())
     assert near(k1, [-0.5878, 1.6094]) and k1.mean().item() == pytest.approx(0.5108, abs=5e-5)
     assert near(k2, [0.1727, 1.2951]) and k2.mean().item() == pytest.approx(0.7339, abs=5e-5)
@@ -66,8 +75,8 @@ def test_kl_estimates_table():
 
 
 def test_kl_in_the_reward_has_the_gradient_of_the_kl_and_as_a_loss_it_does_not():
-    """d KL / dz at one logit z with pi = (1/2, 1/2): -0.5493. Only k1 in the reward and k2 as a loss give it."""
-    ref = T([.9], [.1]).log()                           # two answers of one token, one each: the exact mean
+    """d KL / dz at one logit z, pi = (1/2, 1/2): -0.5493. As a loss only k2 gives it."""
+    ref = T([.9], [.1]).log()                     # each token once: the exact mean over both
 
     def gradient(loss):
         z = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -86,7 +95,7 @@ def test_kl_in_the_reward_has_the_gradient_of_the_kl_and_as_a_loss_it_does_not()
 
 
 def test_a_negative_k1_is_legal():
-    """pi = (.75, .25), pi0 = (.85, .15): token 0 has k1 = -0.1252 though the KL is +0.0338. Nothing is clamped."""
+    """pi = (.75, .25), pi0 = (.85, .15): token 0 has k1 = -0.1252, the KL is +0.0338. No clamp."""
     k1, _, k3 = kl_estimates(T([.75, .25]).log(), T([.85, .15]).log())
     assert k1[0, 0].item() == pytest.approx(-0.1252, abs=5e-5)
     assert (T(.75, .25) * k1).sum().item() == pytest.approx(0.0338, abs=5e-5)
@@ -130,7 +139,7 @@ def test_an_empty_answer_has_no_reward_and_does_not_touch_its_peers():
 # ---------------------------------------------------------------- advantages
 
 def test_gae_timing():
-    """Rewards [0, 0, 1], values 1/2. Wrong ('done' one step off, or reward - value): [-.5, -.5, .5]."""
+    """Rewards [0, 0, 1], values 1/2. Wrong (reward - value): [-.5, -.5, .5]."""
     rewards, values, mask = T([0, 0, 1]), T([.5, .5, .5]), M([1, 1, 1])
     advantages, returns = gae(rewards, values, mask, lam=1.0)
     assert near(advantages, [.5, .5, .5]) and near(returns, [1, 1, 1])
@@ -139,7 +148,7 @@ def test_gae_timing():
 
 
 def test_gae_equals_its_definition():
-    """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), summed in O(T^2) in float64."""
+    """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), by O(T^2) sums."""
     B, R, gamma, lam = 5, 11, 0.97, 0.9
     rng = keyed("gae")
     rewards, values = (torch.from_numpy(rng.standard_normal((B, R))) for _ in range(2))
@@ -149,7 +158,8 @@ def test_gae_equals_its_definition():
     for b, n in enumerate(lengths):
         r, v = rewards[b].tolist(), [*values[b, :n].tolist(), 0.0]
         for t in range(R):
-            want = sum((gamma * lam) ** (k - t) * (r[k] + gamma * v[k + 1] - v[k]) for k in range(t, n))
+            want = sum((gamma * lam) ** (k - t) * (r[k] + gamma * v[k + 1] - v[k])
+                       for k in range(t, n))
             assert advantages[b, t].item() == pytest.approx(want, abs=1e-12)
             assert returns[b, t].item() == pytest.approx(want + v[t] if t < n else 0.0, abs=1e-12)
 
@@ -174,8 +184,8 @@ def test_whiten():
 
 
 @pytest.mark.parametrize("x, mask, own, white", [
-    ([[1, NAN]], [[1, 0]], [[1, 1], [1]], [[-1.2247, 0]]),         # rank 0: count 1, sum 1; (1-2)^2
-    ([[2, 3]], [[1, 1]], [[2, 5], [1]], [[0, 1.2247]]),            # rank 1: count 2, sum 5; 0 + (3-2)^2
+    ([[1, NAN]], [[1, 0]], [[1, 1], [1]], [[-1.2247, 0]]),   # rank 0: count 1, sum 1; (1-2)^2
+    ([[2, 3]], [[1, 1]], [[2, 5], [1]], [[0, 1.2247]]),      # rank 1: count 2, sum 5; 0 + (3-2)^2
 ])
 def test_whitening_is_over_the_tokens_of_all_ranks(x, mask, own, white):
     """[1, 2, 3] with the 1 on rank 0: over both, count 3, sum 6, then squares 2."""
@@ -192,7 +202,7 @@ def test_whitening_is_over_the_tokens_of_all_ranks(x, mask, own, white):
 # ---------------------------------------------------------------- losses
 
 def test_policy_loss_by_hand():
-    """eps 0.2. Ratio 1.5: A=1 is held at 1.2, A=-1 is not. Ratio 0.5: A=1 is not held, A=-1 is, at 0.8."""
+    """eps 0.2. Ratio 1.5: A=1 is held at 1.2, A=-1 is not. Ratio 0.5: A=-1 is held at 0.8."""
     logp = T([1.5, 1.5, 0.5, 0.5, 1.1]).log().requires_grad_()
     old, advantages = T([0, 0, 0, 0, 0]), T([1, -1, 1, -1, 2])
     loss, held = policy_loss(logp, old, advantages, M([1, 1, 1, 1, 1]), 0.2)
@@ -211,7 +221,7 @@ def test_policy_loss_at_the_old_policy_is_reinforce():
 
 
 def test_value_loss_by_hand():
-    """Pessimistic: value 1, old 0, clip .2. Return 0: max(1, .2^2) / 2; return 1: max(0, .8^2) / 2."""
+    """Value 1, old 0, clip .2. Return 0: max(1, .2^2) / 2; return 1: max(0, .8^2) / 2."""
     mask = M([1, 1, 1])
     values = T([1, 1, 0.1]).requires_grad_()
     loss = value_loss(values, T([0, 0, 0]), T([0, 1, 3]), mask, 0.2)
@@ -296,7 +306,8 @@ def test_log_probs_belong_to_their_tokens():
 def test_temperature_divides_the_logits():
     """Logits [ln 3, 0], T 1/2, token 0: ln .9 = -0.1054 (untempered: -0.2877)."""
     model = Table([[math.log(3), 0.0], [0.0, 0.0]])
-    logp = policy_logprobs(model, [[1, 0]], torch.tensor([1]), torch.tensor([1]), 1, temperature=0.5)
+    one = torch.tensor([1])
+    logp = policy_logprobs(model, [[1, 0]], one, one, 1, temperature=0.5)
     assert near(logp, [-0.1054])
 
 
@@ -322,7 +333,7 @@ def test_short_rows_of_a_batch_keep_their_own_places():
 
 # ---------------------------------------------------------------- rollouts with a real model
 
-TOK = train_bpe([f"{text} {turns}" for text, turns in (world.document(0, i) for i in range(60))], 320)
+TOK = train_bpe([str(world.document(0, i)) for i in range(60)], 320)
 
 
 def gpt(seed, scalar=False):
@@ -359,7 +370,7 @@ def models():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_the_ratio_is_one_before_the_first_update(temperature, monkeypatch):
-    """Sampled in chunks of 1; updated together, in another order, with 5 more columns of padding."""
+    """Sampled in chunks of 1; scored together, in any order, with 5 more columns of padding."""
     cfg, all_models = config(temperature=temperature), models()
     asked = prompts(3, 7, 13)
     parts = [roll(cfg, [p], all_models, key=i) for i, p in enumerate(asked)]
@@ -407,7 +418,7 @@ def test_a_rollout_does_not_depend_on_chunks_or_neighbours():
 
 
 def test_pads_of_the_rows_may_be_any_token(monkeypatch):
-    """Log-probs, values and their gradients are the same to the last bit whatever fills the short rows."""
+    """Log-probs, values and gradients are the same to the last bit whatever fills short rows."""
     policy, _, critic, _ = models()
     rows, starts = prompts(3, 9, 5), torch.tensor([1, 4, 2])
     lengths = torch.tensor([2, 5, 3])
@@ -416,18 +427,18 @@ def test_pads_of_the_rows_may_be_any_token(monkeypatch):
     def passes(fill):
         def padded(rows, pad, device):
             T = max(map(len, rows))
-            out = [r + keyed(fill, len(r)).integers(0, TOK.vocab, T - len(r)).tolist() for r in rows]
-            return torch.tensor(out), torch.tensor([len(r) for r in rows])
+            pads = [keyed(fill, len(r)).integers(0, TOK.vocab, T - len(r)).tolist() for r in rows]
+            ids = torch.tensor([r + p for r, p in zip(rows, pads, strict=True)])
+            return ids, torch.tensor([len(r) for r in rows])
 
         monkeypatch.setattr(ppo, "pad_rows", padded)
         logp = policy_logprobs(policy, rows, starts, lengths, 6)
         values = critic_values(critic, rows, starts, 6)
-        (policy_loss(logp, logp.detach(), mask.float(), mask, 0.2)[0]
-         + value_loss(values, 0 * values.detach(), 1 + 0 * values.detach(), mask, 0.2)).backward()
-        grads = [p.grad.clone() for m in (policy, critic) for p in m.parameters() if p.grad is not None]
-        policy.zero_grad()
-        critic.zero_grad()
-        return [logp[mask], values[mask], *grads]
+        zero, weights = torch.zeros(3, 6), [*policy.parameters(), *critic.parameters()]
+        loss = policy_loss(logp, logp.detach(), zero + 1, mask, 0.2)[0]
+        loss = loss + value_loss(values, zero, zero + 1, mask, 0.2)
+        grads = torch.autograd.grad(loss, weights, allow_unused=True)
+        return [loss, logp[mask], values[mask], *(g for g in grads if g is not None)]
 
     one, two = passes("a"), passes("b")
     assert len(one) > 40 and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
@@ -484,7 +495,7 @@ def test_masks_come_from_lengths_and_not_from_ids(monkeypatch):
 
 
 def test_an_unfinished_answer_loses_the_penalty(monkeypatch):
-    """Score 1.5, penalty 1 -> 0.5: subtracted. An end of turn in the prompt does not count, nor another special id."""
+    """Score 1.5, penalty 1 -> 0.5: subtracted. Only the answer's own end of turn counts."""
     scripted(monkeypatch, [7, 8, 9, 9, 9], [7, TOK.eot], [7, TOK.eod])
     policy, reference, critic, _ = models()
     asked = [[4, TOK.eot, TOK.assistant]] * 3
@@ -537,14 +548,15 @@ def test_the_score_does_not_depend_on_batch_or_padding():
 
 
 # ---------------------------------------------------------------- the closed form
-# A policy that is a table of logits [V, V]: the next token given this one. Ids: 0 prompt, 1, 2, 3 = END, 4 pad and <|eoc|>.
+# A policy that is a table of logits [V, V]: the next token given this one.
+# Ids: 0 the prompt, 1, 2, 3 = END, 4 pad and <|eoc|>.
 
 WORDS, END = (1, 2, 3), 3
 STUB = SimpleNamespace(eot=END, eoc=4, pad=4, stops=(END,), decode=lambda ids: "")
 
 
 class Bigram(torch.nn.Module):
-    """A policy whose hidden state is the token itself; `generate` and `policy_logprobs` use it as any GPT."""
+    """A policy whose hidden state is the token itself; used by `generate` as any GPT."""
 
     logprobs, device = GPT.logprobs, torch.device("cpu")
     config = SimpleNamespace(n_layer=0, n_head=1, n_embd=1, n_ctx=99)
@@ -635,9 +647,10 @@ def check_optimum(cfg, policy, reference, critic, pm, norm):
 @pytest.mark.parametrize("new", [1, 2])
 @pytest.mark.parametrize("white", [True, False])
 def test_ppo_reaches_the_closed_form(new, white):
-    """Answers of one token, and of one or two: pi* = pi0 exp(r / beta) / Z whether whitened or not.
+    """Answers of one token, and of one or two: pi* = pi0 exp(r / beta) / Z, whitened or not.
 
-    Whitening and clipping change the length of a step, not where it is zero: at pi* each advantage is 0.
+    Whitening and clipping change the length of a step and not where it is zero: at pi* the
+    advantage of every token is 0.
     """
     cfg = config(new=new, lambda_kl=0.5, unfinished=0.3, micro=512)
     policy, reference, critic, pm = Bigram(seed=1), Bigram(seed=1), Values(), Scores(new)
@@ -651,9 +664,10 @@ def test_ppo_reaches_the_closed_form(new, white):
         advantages = whiten(advantages, mask) if white else advantages
         for _ in range(2):
             logp = policy_logprobs(policy, batch["rows"], batch["starts"], batch["lengths"], new)
-            (policy_loss(logp, batch["logp"], advantages, mask, cfg.clip)[0] / mask.sum()).backward()
+            loss, _ = policy_loss(logp, batch["logp"], advantages, mask, cfg.clip)
             values = critic_values(critic, batch["rows"], batch["starts"], new)
-            (value_loss(values, batch["values"], batch["returns"], mask, cfg.clip) / mask.sum()).backward()
+            v_loss = value_loss(values, batch["values"], batch["returns"], mask, cfg.clip)
+            ((loss + v_loss) / mask.sum()).backward()
             update(policy, optimizer, schedule(step, steps, 0.08))
             update(critic, critic_optimizer, schedule(step, steps, 0.15))
     check_optimum(cfg, policy, reference, critic, pm, norm)
@@ -674,17 +688,19 @@ def tables(monkeypatch):
 def test_train_reaches_the_closed_form(tables, tmp_path):
     """The stage's own loop: minibatches, epochs, calibration, a constant learning rate."""
     policy, reference, critic, pm = tables
-    cfg = config(out=str(tmp_path), new=2, iterations=100, samples=64, minibatch=32, micro=64, lr=0.01,
-                 critic_lr=0.03, lambda_kl=0.5, unfinished=0.3, calibrate=64, device="cpu", every=1000)
+    cfg = config(out=str(tmp_path), device="cpu", new=2, iterations=100, samples=64, minibatch=32,
+                 micro=64, lr=0.01, critic_lr=0.03, lambda_kl=0.5, unfinished=0.3, calibrate=64,
+                 every=1000)
     ppo.train(cfg)
     norm = load_checkpoint(tmp_path)["norm"]
     check_optimum(cfg, policy, reference, critic, pm, norm)
 
 
-def test_calibration_gives_the_first_policys_scores_mean_0_and_spread_1(tables, tmp_path, monkeypatch):
+def test_calibration_is_the_first_scores_mean_and_spread(tables, tmp_path, monkeypatch):
     seen, inner = [], ppo.rollout
     monkeypatch.setattr(ppo, "rollout", lambda *args: seen.append(inner(*args)) or seen[-1])
-    ppo.train(config(out=str(tmp_path), new=2, iterations=1, samples=8, minibatch=8, calibrate=50, device="cpu"))
+    ppo.train(config(out=str(tmp_path), device="cpu", new=2, iterations=1, samples=8, minibatch=8,
+                     calibrate=50))
     raw = seen[0]["raw"].numpy()
     assert len(raw) == 50
     assert load_checkpoint(tmp_path)["norm"] == pytest.approx([raw.mean(), raw.std()], abs=1e-6)
@@ -693,7 +709,7 @@ def test_calibration_gives_the_first_policys_scores_mean_0_and_spread_1(tables, 
 # ---------------------------------------------------------------- pulled back to the reference
 
 def test_constant_reward_and_a_large_beta_pull_the_policy_to_the_reference():
-    """From a perturbed start the KL to the reference falls over 20 updates; with the sign wrong it grows."""
+    """From a perturbed start the KL falls over 20 updates; with the sign wrong it grows."""
     reference, policy, critic = gpt(1), gpt(1), gpt(3, scalar=True)
     with torch.no_grad():
         for p in policy.parameters():
@@ -705,16 +721,18 @@ def test_constant_reward_and_a_large_beta_pull_the_policy_to_the_reference():
         """Exact KL of the next token, at the states of these answers."""
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in batch["rows"]], True)
         p, q = (m.logits(m(ids)).log_softmax(-1)[:, 4:-1] for m in (policy, reference))
-        return ((p.exp() * (p - q)).sum(-1)[batch["mask"][:, :p.shape[1]]]).mean().item()
+        return (p.exp() * (p - q)).sum(-1)[batch["mask"][:, :p.shape[1]]].mean().item()
 
     kls = []
     for step in range(20):
-        batch = advantages_of(cfg, roll(cfg, rows, (policy, reference, critic, Constant(0.7)), key=step))
+        rolled = roll(cfg, rows, (policy, reference, critic, Constant(0.7)), key=step)
+        batch, mask = advantages_of(cfg, rolled), rolled["mask"]
         with torch.no_grad():
             kls.append(kl(batch))
-        advantages = whiten(batch["advantages"] , batch["mask"])
+        advantages = whiten(batch["advantages"], mask)
         logp = policy_logprobs(policy, batch["rows"], batch["starts"], batch["lengths"], cfg.new)
-        (policy_loss(logp, batch["logp"], advantages, batch["mask"], 0.2)[0] / batch["mask"].sum()).backward()
+        loss, _ = policy_loss(logp, batch["logp"], advantages, mask, 0.2)
+        (loss / mask.sum()).backward()
         update(policy, optimizer, 1e-3)
     assert kls[0] > 0.05 and np.mean(kls[-3:]) < 0.7 * kls[0], kls
 
@@ -731,11 +749,13 @@ def stage(tmp_path_factory):
 
 
 def train(stage, out, **flags):
-    """ppo.train on them -> (metrics, final checkpoint). Small: 8 answers of 6 tokens, one iteration."""
-    small = dict(policy=str(stage / "policy.pt"), pm=str(stage / "pm.pt"), out=str(out), device="cpu",
-                 iterations=1, samples=8, minibatch=8, epochs=1, calibrate=8, warmup=0)
+    """ppo.train on them -> (metrics, final checkpoint): one iteration of 8 answers of 6 tokens."""
+    small = dict(policy=str(stage / "policy.pt"), pm=str(stage / "pm.pt"), out=str(out),
+                 device="cpu", iterations=1, samples=8, minibatch=8, epochs=1, calibrate=8,
+                 warmup=0)
     ppo.train(config(**{**small, **flags}))
-    return [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()], load_checkpoint(out)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(x) for x in lines], load_checkpoint(out)
 
 
 def same(a, b):
@@ -744,9 +764,9 @@ def same(a, b):
 
 
 def test_learning_rate_0_changes_nothing(stage, tmp_path):
-    """Ratio 1, KL 0, nothing clipped, in any minibatch; policy and critic stay what they were read from."""
-    lines, end = train(stage, tmp_path, iterations=2, epochs=2, minibatch=4, micro=3, lr=0.0, critic_lr=0.0,
-                       clip=1e-5)
+    """Ratio 1, KL 0, nothing clipped, in any minibatch; policy and critic stay as they were."""
+    lines, end = train(stage, tmp_path, iterations=2, epochs=2, minibatch=4, micro=3, lr=0.0,
+                       critic_lr=0.0, clip=1e-5)
     for line in lines:
         assert line["first_log_ratio"] < 1e-5 and line["clip_fraction"] == 0
         assert abs(line["kl"]) < 1e-4 and abs(line["kl_k3"]) < 1e-4
@@ -761,8 +781,10 @@ def test_the_reference_stays_and_the_policy_leaves_it(stage, tmp_path, monkeypat
     _, policy, reference, critic, pm = seen[0]
     assert same(reference.state_dict(), load_checkpoint(stage / "policy.pt")["model"])
     assert same(pm.state_dict(), load_checkpoint(stage / "pm.pt")["model"])
-    assert not same(end["model"], reference.state_dict()) and not same(end["critic"], pm.state_dict())
-    owners = [p.untyped_storage().data_ptr() for m in (policy, reference, critic, pm) for p in m.parameters()]
+    assert not same(end["model"], reference.state_dict())
+    assert not same(end["critic"], pm.state_dict())
+    owners = [p.untyped_storage().data_ptr() for m in (policy, reference, critic, pm)
+              for p in m.parameters()]
     assert len(set(owners)) == len(owners)
     assert lines[0]["kl_k3"] < 1e-6 and lines[1]["kl_k3"] > 1e-3
 
@@ -865,9 +887,10 @@ def two_answers():
 
 
 def test_summary_by_hand():
-    """Rewards 0, 1 - .5 | 2 + .5; returns .5, .5 | 2.5; their variance 8/9, errors .25 + .25 + 2.25."""
+    """Rewards 0, 1 - .5 | 2 + .5; returns .5, .5 | 2.5, variance 8/9, errors .25 .25 2.25."""
     batch = two_answers()
-    assert near(batch["rewards"], [0, 0.5], [2.5, 0]) and near(batch["returns"], [0.5, 0.5], [2.5, 0])
+    assert near(batch["rewards"], [0, 0.5], [2.5, 0])
+    assert near(batch["returns"], [0.5, 0.5], [2.5, 0])
     s = ppo.summary(batch, "cpu")
     assert s["score"] == 1.5 and s["pm"] == 4 and s["pm_helpful"] == 3 and s["pm_harmless"] == 5
     assert s["kl"] == 0.0                                              # k1: (0 + 1 - 1) / 2 answers

@@ -1,28 +1,31 @@
 """The chat: what it prints, what the model reads, and how it refuses, on tiny untrained models.
 
 Each was seen to fail once by breaking sample.py; what was broken, and the test_ that failed:
-    Stream decodes each token by itself              streamed_text_is_the_decoded_text
-    Stream writes the blanks at the end of a piece   streamed_text_is_the_decoded_text
-    close() does not flush the decoder               streamed_text_is_the_decoded_text
-    write the text without printable()               no_answer_steers_the_terminal
-    a note printed to stdout                         one_shot_prints_the_answer_alone
-    the key of the random numbers without the turn   a_chat_through_a_pipe
-    the answer left out of the history               a_chat_through_a_pipe
-    /reset keeps the history                         a_chat_through_a_pipe
-    blank lines are sent                             a_chat_through_a_pipe
-    the message encoded with special tokens          text_cannot_forge_a_turn
-    ids_of without its check                         a_full_context_*
-    the message put into the history before the check a_full_context_in_a_chat
-    the check at the start left out of load          a_full_context_in_one_shot
-    both speakers get the first one's turns          compared_models_keep_their_own_answers
-    columns not divided by their number              compared_models_keep_their_own_answers
-    the scalar head not looked at                    what_cannot_talk_is_said_in_one_line
-    KeyError not caught in load                      what_cannot_talk_is_said_in_one_line
-    greedy still draws random numbers                greedy_does_not_depend_on_the_seed
-    gold shown without being asked                   gold_only_when_asked
-    hhh_prompt's turns left out                      the_hhh_prompt_comes_first
-    KeyboardInterrupt not caught                     leaving
-    stdin left strict                                bytes_that_are_no_text
+    Stream decodes each token by itself               streamed_text_is_the_decoded_text
+    Stream writes the blanks at the end of a piece    streamed_text_is_the_decoded_text
+    close() does not flush the decoder                streamed_text_is_the_decoded_text
+    text written without printable()                  no_answer_steers_the_terminal
+    notes go to stdout                                one_shot_prints_the_answer_alone
+    nothing is said of an answer that was cut off     one_shot_prints_the_answer_alone
+    random numbers without the turn in their key      a_chat_through_a_pipe
+    an answer left out of the history                 a_chat_through_a_pipe
+    /reset keeps the history; /quit is content        a_chat_through_a_pipe
+    blank lines are sent                              a_chat_through_a_pipe
+    text encoded with special tokens allowed          text_cannot_forge_a_turn
+    ids_of without its check, or off by one           a_full_context_in_one_shot
+    no check before the first message                 a_full_context_in_one_shot
+    a refused message stays in the history            a_full_context_in_a_chat
+    a refused message ends the chat                   a_full_context_in_a_chat
+    both speakers get the first one's history         compared_models_keep_their_own_answers
+    columns as wide as the terminal                   compared_models_keep_their_own_answers
+    preference models let in                          what_cannot_talk_is_said_in_one_line
+    sizes and vocabularies that differ let through    weights_that_do_not_fit
+    greedy draws; seed, temperature, top_p ignored    greedy_does_not_depend_on_the_seed
+    gold shown unasked                                gold_only_when_asked
+    the HHH prompt's turns left out                   the_hhh_prompt_comes_first
+    KeyboardInterrupt let through                     leaving
+    a closed pipe let through                         the_command_itself
+    stdin left strict                                 bytes_that_are_no_text
 """
 
 import io
@@ -259,7 +262,7 @@ def test_columns_hold_every_word():
 @pytest.mark.parametrize("argv, words", [
     ("--ckpt pm.pt", "a preference model"),
     ("--ckpt a.pt --compare pm.pt", "a preference model"),
-    ("--ckpt teacher.pt", "holds no language model"),
+    ("--ckpt teacher.pt", "holds no"),
     ("--ckpt foreign.pt", "not a readable checkpoint"),
     ("--ckpt nowhere", "no checkpoint here"),
     ("--ckpt a.pt --new 0", "--new"),

@@ -1,11 +1,11 @@
 """The tokenizer against a naive byte-pair encoding, every character, and dialogues of all kinds.
 
-Mutations tried, each caught here: ties to the larger or the first pair, counts not taken back, word
-counts ignored, overlapping merges, a known merge made twice, one token too many, a pattern without
-`_` or blanks or digits, specials allowed in text, encode of the joined dialogue, roles swapped, no
-end of turn, no opening <|eod|>, assistant header always, headers that count after one line break or
-in mid-line, parse that strips or keeps its space, join that accepts headers, ranks with a gap or
-without a byte accepted, the line number off by one, `loads` that sorts nothing but the bytes.
+Mutations tried, each caught here: ties to the larger or the first pair, counts not taken back,
+word counts ignored, overlapping merges, one token too many, a pattern without `_` or blanks or
+digits, specials allowed in text, encode of the joined dialogue, roles swapped, no end of turn, no
+opening <|eod|>, assistant header always, headers that count after one line break or in mid-line,
+parse that strips or keeps its space, join that accepts headers, ranks with a gap or without a byte
+accepted, the line number off by one, `loads` that sorts nothing but the bytes.
 """
 
 import gzip
@@ -40,17 +40,17 @@ def random_text(rng, longest=40):
              lambda: rng.choice("0189²½٣"), lambda: rng.choice("'.,!?_-<|>:\"$"),
              lambda: rng.choice("éßøñ\u0301\u200dж中あ👍🏽\u202e\ufeff\x00"),
              lambda: rng.choice(["'s", "'ll", "Human:", "\n\n", "<|eot|>"]),
-             lambda: chr(rng.choice([*range(0xD800), *range(0xE000, 0x10000), 0x1F600, 0x10FFFF]))]
+             lambda: chr(rng.randrange(0xD800)), lambda: chr(rng.randrange(0xE000, 0x110000))]
     return "".join(rng.choice(kinds)() for _ in range(rng.randint(0, longest)))
 
 
 # ---------------------------------------------------------------- byte-pair encoding
 
 def naive_bpe(texts, vocab):
-    """All pairs counted anew for each merge. Returns the tokens and how often a merge was known."""
+    """All pairs counted anew for each merge. Returns the tokens in order."""
     words = Counter(w for text in texts for w in re.findall(PATTERN, text))
     splits = {w: list(w.encode()) for w in words}
-    tokens, again = [bytes([b]) for b in range(256)], 0
+    tokens = [bytes([b]) for b in range(256)]
     while len(tokens) < vocab - len(SPECIALS):
         pairs = Counter()
         for w, ids in splits.items():
@@ -59,22 +59,18 @@ def naive_bpe(texts, vocab):
         if not pairs:
             break
         a, b = min(pairs, key=lambda p: (-pairs[p], p))
-        if tokens[a] + tokens[b] in tokens:
-            again += 1
-        else:
-            tokens.append(tokens[a] + tokens[b])
-        new = tokens.index(tokens[a] + tokens[b])
         for ids in splits.values():
             i = 0
             while i < len(ids) - 1:
                 if ids[i:i + 2] == [a, b]:
-                    ids[i:i + 2] = [new]
+                    ids[i:i + 2] = [len(tokens)]
                 i += 1
-    return tokens, again
+        tokens.append(tokens[a] + tokens[b])
+    return tokens
 
 
 def letters(seed):
-    """Words of few letters: runs like 'aaaa', many ties, the same bytes by several roads."""
+    """Words of few letters: runs like 'aaaa' and many ties."""
     rng = random.Random(seed)
     return ["".join(rng.choices("aab c", k=60)) for _ in range(10)]
 
@@ -83,14 +79,14 @@ def letters(seed):
                                           (letters(1), 400), (["é中 aa_aa 11'll", ""], 300)],
                          ids=["world", "letters0", "letters1", "unicode"])
 def test_training_equals_the_naive_algorithm(texts, vocab):
-    tokens, again = naive_bpe(texts, vocab)
+    tokens = naive_bpe(texts, vocab)
     assert list(train_bpe(texts, vocab).ranks) == tokens
-    assert "a" * 3 not in "".join(texts) or again > 0      # the rare branch was taken
+    assert len(set(tokens)) == len(tokens)       # no bytes are made twice, by two roads
 
 
 def test_ties_go_to_the_smaller_ids():
-    """'ba', ' ab' and their pairs 'ba', ' a', 'ab', once each: ' a' first (32 < 97 < 98)."""
-    assert list(train_bpe(["ba ab"], 1000).ranks)[256:] == [b" a", b" ab", b"ba"]
+    """'ba', ' ab' hold (98, 97), (32, 97), (97, 98) once; then (98, 97), (256, 98)."""
+    assert list(train_bpe(["ba ab"], 1000).ranks)[256:] == [b" a", b"ba", b" ab"]
 
 
 def test_training_stops_where_the_text_does():
@@ -103,7 +99,7 @@ def test_training_stops_where_the_text_does():
 
 
 def test_encoding_equals_the_naive_algorithm(tok):
-    """Words by Python's `re`, then the lowest rank first: what training counted is what tiktoken cuts."""
+    """Words by Python's `re`, then the lowest rank first: tiktoken cuts what training counted."""
     for text in text_of_the_world(20):
         ids = []
         for word in re.findall(PATTERN, text):
@@ -226,13 +222,13 @@ def test_a_user_can_not_forge_a_turn(tok, text):
 # ---------------------------------------------------------------- dialogues on disk
 
 PARSED = {
-    "\n\nHuman: hi\n\nsecond\n\nAssistant: a\n\nb": ["hi\n\nsecond", "a\n\nb"],       # paragraphs
+    "\n\nHuman: hi\n\nsecond\n\nAssistant: a\n\nb": ["hi\n\nsecond", "a\n\nb"],     # paragraphs
     "\n\nHuman: He wrote Human: hi\n\nAssistant: I\nHuman: no": ["He wrote Human: hi",
                                                                  "I\nHuman: no"],
-    "\n\nHuman: é \r\n\r\n 中\n\nAssistant: ok  ": ["é \r\n\r\n 中", "ok  "],           # as it is
+    "\n\nHuman: é \r\n\r\n 中\n\nAssistant: ok  ": ["é \r\n\r\n 中", "ok  "],         # as it is
     "\n\nHuman:  two blanks\n\nAssistant: \nx": [" two blanks", "\nx"],
-    "\n\nHuman: x\n\n\nAssistant: y\n": ["x\n", "y\n"],                                # three breaks
-    "\n\nHuman: x\n\nAssistant:": ["x", ""],                                           # a prompt
+    "\n\nHuman: x\n\n\nAssistant: y\n": ["x\n", "y\n"],                              # three breaks
+    "\n\nHuman: x\n\nAssistant:": ["x", ""],                                         # a prompt
     "\n\nHuman: x\n\nAssistant:\n\nHuman: y": ["x", "", "y"],
     "\n\nHuman: x\n\nassistant: y\n\nHumans: z": ["x\n\nassistant: y\n\nHumans: z"],
 }
@@ -270,9 +266,10 @@ def test_random_dialogues_come_back():
     rng, refused = random.Random(2), 0
     parts = ["\n", "\n\n", "Human:", "Assistant:", " ", "é", "x"]
     for _ in range(2000):
-        turns = [(rng.choice(["human", "assistant"]), "".join(rng.choices(parts, k=rng.randint(0, 7))))
+        texts = ["".join(rng.choices(parts, k=rng.randint(0, 7)))
                  for _ in range(rng.randint(1, 4))]
-        if any("\n\nHuman:" in text or "\n\nAssistant:" in text for _, text in turns):
+        turns = [(rng.choice(["human", "assistant"]), text) for text in texts]
+        if any("\n\nHuman:" in text or "\n\nAssistant:" in text for text in texts):
             refused += 1
             with pytest.raises(ValueError):
                 join(turns)

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = float(os.environ.get("NANOHH_PATIENCE", 1))  # times all limits, on a busy machine
 SCRIPTS = ("pretrain", "distill", "preference", "ppo", "eval", "sample")
 STAGES = ("pretrain", "distill", "collect", "pmp", "pm", "ppo")  # in the pipeline's order
 
 # 10 optimizer steps each, checkpoints between them, and micro-batches that do not divide a batch
 FLAGS = {
-    "base": dict(size="nano", vocab=512, context=320, documents=600, steps=60, batch=16, warmup=5,
+    "base": dict(size="nano", vocab=512, context=320, documents=300, steps=40, batch=8, warmup=5,
                  every=1000),
     "pretrain": dict(size="nano", vocab=400, context=128, documents=60, steps=10, batch=8, micro=3,
                      warmup=3, every=3),
@@ -71,7 +72,7 @@ class Job:
 
     def file(self, name, timeout):
         """Text of one of the job's files, once it is there."""
-        path, end = self.folder / name, time.monotonic() + timeout
+        path, end = self.folder / name, time.monotonic() + timeout * PATIENCE
         while not path.exists():
             if time.monotonic() > end:
                 if name == "code":
@@ -107,11 +108,11 @@ class Nursery:
                                        env=env, cwd=ROOT)
 
     def close(self):
-        self.server.stdin.close()
-        self.server.wait(10)
+        self.server.kill()  # its workers have ended, or will by themselves
+        self.server.wait()
 
     def start(self, argv, hooks=(), env=None):
-        """Start `python ARGV` (a script of the project, or -c and code). hooks: [(name, argument)]."""
+        """Start `python ARGV` (a script, or -c and code). hooks: [(name, argument)]."""
         folder = self.folder / str(next(self.numbers))
         folder.mkdir()
         job = dict(argv=list(map(str, argv)), hooks=list(hooks), env=env or {}, folder=str(folder))
@@ -132,9 +133,8 @@ class Nursery:
             env, RANK=r, LOCAL_RANK=r).items()}) for r in range(world)]
 
     def ranks(self, world, argv, hooks=(), timeout=120):
-        end = time.monotonic() + timeout
         jobs = self.start_ranks(world, argv, hooks)
-        return [j.wait(max(0.1, end - time.monotonic())) for j in jobs]
+        return [j.wait(timeout) for j in jobs]
 
 
 def serve():
@@ -186,9 +186,10 @@ def work(job, folder):
     except BaseException:
         traceback.print_exc()
         code = 1
-    report = {k: v for tell in finish if tell for k, v in tell().items()}
-    (folder / "report").write_text(json.dumps(report))
     sys.stdout.flush()
+    report = {k: v for tell in finish if tell for k, v in tell().items()}
+    report["cpu"] = round(sum(os.times()[:2]), 2)
+    (folder / "report").write_text(json.dumps(report))
     sys.stderr.flush()
     os._exit(code)
 
@@ -251,6 +252,21 @@ def at_step(argument):
     return None
 
 
+def at_call(argument):
+    """Send a signal to this process when it calls a function the n-th time: [name, n, signal]."""
+    name, number, sent = argument
+    module = importlib.import_module(name.split(".")[0])
+    inner, counter = getattr(module, name.split(".")[1]), itertools.count(1)
+
+    def called(*args, **kwargs):
+        if next(counter) == number:
+            os.kill(os.getpid(), getattr(signal, sent))
+        return inner(*args, **kwargs)
+
+    setattr(module, name.split(".")[1], called)
+    return None
+
+
 def spy(_):
     """Report what was sampled, a checksum of the weights after each step, and the collectives."""
     import torch.distributed as dist
@@ -295,7 +311,28 @@ def file_limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-HOOKS = dict(at_event=at_event, at_step=at_step, spy=spy, file_limit=file_limit)
+def fill_disk(argument):
+    """Fill the disk of folder `place` before the n-th checkpoint; remove `place`/filler after."""
+    import common
+    place, number = argument
+    inner, counter = common.save_checkpoint, itertools.count(1)
+
+    def saved(*args, **kwargs):
+        if next(counter) == number:
+            with open(Path(place) / "filler", "wb", buffering=0) as file:
+                try:
+                    while file.write(bytes(2**16)):
+                        pass
+                except OSError:
+                    pass
+        return inner(*args, **kwargs)
+
+    common.save_checkpoint = saved
+    return None
+
+
+HOOKS = dict(at_event=at_event, at_step=at_step, at_call=at_call, spy=spy, file_limit=file_limit,
+             fill_disk=fill_disk)
 
 
 # ---------------------------------------------------------------- the runs
@@ -360,6 +397,17 @@ def parts(folder):
     """What must not depend on interruptions: all of the checkpoint but the folder's own name."""
     content = checkpoint(folder)
     return dict(content, config={k: v for k, v in content["config"].items() if k != "out"})
+
+
+def same(whole, folder, tolerance=0.0):
+    """Both folders hold the same run; only samples.txt may tell a sample twice."""
+    a, b = contents(whole), contents(folder)
+    assert a.keys() == b.keys()
+    if "ckpt.pt" in a:
+        assert distance(parts(whole), parts(folder)) <= tolerance
+        assert checkpoint(folder)["finished"]
+    for name in a.keys() & {"metrics.jsonl", "comparisons.jsonl"}:
+        assert tolerance or a[name] == b[name], name
 
 
 if __name__ == "__main__":
