@@ -1,13 +1,14 @@
 """Stage 1: context distillation of the HHH prompt (HH A.1).
 
-The teacher reads the HHH prompt before each text, the student reads the text alone, and learns to predict as if it had
-read the prompt:
+The teacher reads the HHH prompt before each text, the student reads the text alone, and learns to
+predict as if it had read the prompt:
 
     minimize  1/N sum_t KL( p(. | prompt, x_<t) || q(. | x_<t) )
 
-over 51 classes: the teacher's 50 likeliest tokens and one class for all the rest. Half of the texts are documents of the
-pretraining text, half are questions with fine answers (the part that StackExchange plays in the paper). The teacher's
-top-50 log-probs are computed once and kept in teacher.pt.
+over 51 classes: the teacher's 50 likeliest tokens and one class for all the rest. Half of the
+texts are documents of the pretraining text, half are questions with fine answers (the part that
+StackExchange plays in the paper). The teacher's top-50 log-probs are computed once and kept in
+teacher.pt.
 
     python distill.py --init out/laptop/pretrain --out out/laptop/distill
     torchrun --nproc_per_node=2 distill.py --init out/laptop/pretrain --out out/laptop/distill
@@ -21,8 +22,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source, mine, save_checkpoint,
-                    schedule, start, total, update)
+from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source, mine,
+                    save_checkpoint, schedule, start, total, update)
 from data import world
 from data.tokenizer import loads
 from model import pack, pad_rows, response_mask, unpack
@@ -34,8 +35,8 @@ class Config:
     init: str = "out/laptop/pretrain"  # the student's starting checkpoint
     teacher: str = ""                  # the teacher's checkpoint; empty: the same as init
     out: str = "out/laptop/distill"    # the stage's folder
-    texts: int = 3840                  # texts in the teacher's cache, half documents and half dialogues
-    top: int = 50                      # teacher's log-probs kept for each token; the rest is one class
+    texts: int = 3840                  # texts in the teacher's cache, half of them documents
+    top: int = 50                      # teacher's log-probs kept of a token; the rest is one class
     length: int = 128                  # tokens of a text at most
     steps: int = 120                   # optimizer steps
     batch: int = 32                    # texts in a step (HH A.1: 32)
@@ -49,21 +50,22 @@ class Config:
 # ---------------------------------------------------------------- the pure mathematics
 
 def top_and_rest(logits, top):
-    """logits [N, V] -> the teacher's classes: log-probs [N, top] and ids [N, top], likeliest first."""
+    """logits [N, V] -> the teacher's classes: log-probs, ids, both [N, top], likeliest first."""
     return logits.log_softmax(-1).topk(top, -1)
 
 
 def distill_loss(logits, top_logps, top_ids):
     """KL(teacher || student) in nats for each of N tokens, over top + 1 classes.
 
-    logits [N, V] are the student's; top_logps, top_ids [N, top] the teacher's. The last class is "any other token".
+    logits [N, V] are the student's; top_logps, top_ids [N, top] the teacher's. The last class is
+    "any other token".
     """
-    logq = logits.log_softmax(-1)                                                   # [N, V]
-    q_top = logq.gather(-1, top_ids)                                                # [N, top]
-    q_rest = logq.scatter(-1, top_ids, -torch.inf).logsumexp(-1)                    # [N]
-    p_rest = (1 - top_logps.exp().sum(-1)).clamp(min=0)                             # [N]
+    logq = logits.log_softmax(-1)                                       # [N, V]
+    q_top = logq.gather(-1, top_ids)                                    # [N, top]
+    q_rest = logq.scatter(-1, top_ids, -torch.inf).logsumexp(-1)        # [N]
+    p_rest = (1 - top_logps.exp().sum(-1)).clamp(min=0)                 # [N]
     kl_top = (top_logps.exp() * (top_logps - q_top)).sum(-1)
-    if top_ids.shape[-1] == logits.shape[-1]:                                       # there is no other token
+    if top_ids.shape[-1] == logits.shape[-1]:                           # there is no other token
         return kl_top
     return kl_top + torch.where(p_rest > 0, p_rest * (p_rest.clamp(min=1e-30).log() - q_rest), 0.0)
 
@@ -71,7 +73,9 @@ def distill_loss(logits, top_logps, top_ids):
 # ---------------------------------------------------------------- data
 
 def texts_of(tok, seed, count, length, first=0):
-    """Lists of ids without the opening <|eod|>: even rows documents, odd rows questions with fine answers."""
+    """Lists of ids without the opening <|eod|>: even rows documents, odd rows questions with fine
+    answers.
+    """
     rows = []
     for i in range(first, first + count):
         if i % 2 == 0:
@@ -85,21 +89,26 @@ def texts_of(tok, seed, count, length, first=0):
 
 @torch.no_grad()
 def teach(teacher, prompt, texts, top, micro, rank=0):
-    """The teacher behind the prompt: for each text (log-probs [L, top], ids [L, top]) of its L tokens."""
+    """The teacher behind the prompt: for each text (log-probs [L, top], ids [L, top]) of its L
+    tokens.
+    """
     order, out = sorted(range(len(texts)), key=lambda i: len(texts[i])), [None] * len(texts)
-    for i in tqdm(range(0, len(order), micro), desc="teacher   ", disable=rank > 0, dynamic_ncols=True):
+    for i in tqdm(range(0, len(order), micro), desc="teacher   ", disable=rank > 0,
+                  dynamic_ncols=True):
         some = order[i:i + micro]
         ids, lengths = pad_rows([prompt + texts[j] for j in some], 0, teacher.device)
         hidden = teacher(ids)
         for row, j in enumerate(some):
-            a = len(prompt) - 1                                     # the state that predicts the text's first token
+            a = len(prompt) - 1               # the state that predicts the text's first token
             logps, tops = top_and_rest(teacher.logits(hidden[row, a:a + len(texts[j])]), top)
             out[j] = (logps.cpu(), tops.to(torch.int32).cpu())
     return out
 
 
 def student_batch(tok, texts, taught, rows, device):
-    """ids [B, T] of <|eod|> + text, mask of the positions that predict a text token, and the teacher's classes there."""
+    """ids [B, T] of <|eod|> + text, mask [B, T] of the N positions that predict a text token, and
+    the teacher's classes there (log-probs [N, top], ids [N, top]).
+    """
     ids, lengths = pad_rows([[tok.eod] + texts[r] for r in rows], tok.pad, device)
     predicts = response_mask(torch.zeros_like(lengths), lengths - 1, ids.shape[1])
     logps = torch.cat([taught[r][0] for r in rows]).to(device)
@@ -123,36 +132,48 @@ def heldout_kl(model, tok, texts, taught, micro=32):
 
 # ---------------------------------------------------------------- train
 
+def load_models(cfg, device, resume=None):
+    """tok, teacher, model (the student), and the checkpoint that the teacher comes from."""
+    source = load_source(cfg.init, scalar=False)
+    guide = load_source(cfg.teacher, scalar=False) if cfg.teacher else source
+    tok = loads(source["tokenizer"])
+    if guide["tokenizer"] != source["tokenizer"]:
+        raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: "
+                        "distil between models of one tokenizer")
+    return tok, unpack(guide, device).eval(), unpack(resume or source, device), guide
+
+
+def cached_teach(cfg, guide, teacher, prompt, texts, length, rank):
+    """What teach() returns for the texts, from teacher.pt where that was made the same way."""
+    cache = Path(cfg.out) / "teacher.pt"
+    key = [cfg.teacher or cfg.init, guide.get("config"), guide.get("step"), cfg.texts, cfg.top,
+           length, cfg.seed]
+    cached = load_checkpoint(cache) if cache.exists() else {}
+    if cached.get("key") == key:
+        return cached["taught"]
+    taught = teach(teacher, prompt, texts, cfg.top, cfg.micro, rank)
+    if rank == 0:
+        save_checkpoint(cache, key=key, taught=taught)
+    return taught
+
+
 def train(cfg):
     rank, world_size, device = start(cfg.device)
     run = Run(cfg, "distill", rank)
     if run.finished:
         return print(f"distill: {run.dir} is finished, skipped") if rank == 0 else None
-    source = load_source(cfg.init, scalar=False)
-    guide = load_source(cfg.teacher, scalar=False) if cfg.teacher else source
-    tok = loads(source["tokenizer"])
-    if guide["tokenizer"] != source["tokenizer"]:
-        raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: distil between models of one tokenizer")
-    teacher, model = unpack(guide, device).eval(), unpack(run.resume or source, device)
+    tok, teacher, model, guide = load_models(cfg, device, run.resume)
     preamble, turns = world.hhh_prompt()
     prompt = tok.render(turns, preamble)
     room = teacher.config.n_ctx - len(prompt)
     if room < 16:
-        raise UserError(f"{cfg.teacher or cfg.init}: a context of {teacher.config.n_ctx} tokens has no room behind the "
-                        f"HHH prompt of {len(prompt)}")
+        raise UserError(f"{cfg.teacher or cfg.init}: a context of {teacher.config.n_ctx} tokens "
+                        f"has no room behind the HHH prompt of {len(prompt)}")
     length = min(cfg.length, room)
 
     texts = texts_of(tok, cfg.seed, cfg.texts, length)
     heldout = texts_of(tok, cfg.seed, 256, length, first=10**8)
-    cache = Path(cfg.out) / "teacher.pt"
-    key = [cfg.teacher or cfg.init, guide.get("config"), guide.get("step"), cfg.texts, cfg.top, length, cfg.seed]
-    cached = load_checkpoint(cache) if cache.exists() else {}
-    if cached.get("key") == key:
-        taught = cached["taught"]
-    else:
-        taught = teach(teacher, prompt, texts + heldout, cfg.top, cfg.micro, rank)
-        if rank == 0:
-            save_checkpoint(cache, key=key, taught=taught)
+    taught = cached_teach(cfg, guide, teacher, prompt, texts + heldout, length, rank)
     taught, taught_heldout = taught[:cfg.texts], taught[cfg.texts:]
 
     optimizer = adamw(model, cfg.lr)
@@ -161,7 +182,8 @@ def train(cfg):
     elif rank == 0:
         before = heldout_kl(model, tok, heldout, taught_heldout)
         run.log(-1, heldout_kl=before)
-        show(run, model, tok, cfg.seed, f"before distillation, {before:.4f} nats a token from the prompted teacher:")
+        show(run, model, tok, cfg.seed,
+             f"before distillation, {before:.4f} nats a token from the prompted teacher:")
 
     def save(step, finished=False):
         run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
@@ -169,10 +191,11 @@ def train(cfg):
     bar = run.bar(cfg.steps, run.step)
     for step in range(run.step, cfg.steps):
         rows = batch_rows(cfg.texts, cfg.batch, step, cfg.seed, "distill")
-        count = sum(len(texts[r]) for r in rows)                     # tokens over all ranks and micro-batches
+        count = sum(len(texts[r]) for r in rows)      # tokens over all ranks and micro-batches
         own, summed = sorted(mine(rows, rank, world_size), key=lambda r: len(texts[r])), 0.0
         for i in range(0, len(own), cfg.micro):
-            ids, predicts, logps, tops = student_batch(tok, texts, taught, own[i:i + cfg.micro], device)
+            some = own[i:i + cfg.micro]
+            ids, predicts, logps, tops = student_batch(tok, texts, taught, some, device)
             loss = distill_loss(model.logits(model(ids)[predicts]), logps, tops).sum()
             (loss / count).backward()
             summed += loss.item()
@@ -192,7 +215,8 @@ def train(cfg):
     if rank == 0:
         final = heldout_kl(model, tok, heldout, taught_heldout)
         run.log(cfg.steps, heldout_kl=final)
-        show(run, model, tok, cfg.seed, f"distill done, {final:.4f} nats a token from the prompted teacher:")
+        show(run, model, tok, cfg.seed,
+             f"distill done, {final:.4f} nats a token from the prompted teacher:")
     save(cfg.steps, finished=True)
 
 

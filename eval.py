@@ -114,28 +114,36 @@ def measure_policies(cfg, folder, device):
 
 # ---------------------------------------------------------------- the preference model
 
+PM_SETS = {"heldout": "about animals never named in a comparison", "test": "new prompts"}
+
+
 def measure_pm(folder, device):
-    """Accuracy per objective on held-out animals, beside what is possible and what is cheap."""
+    """Accuracy of the PM on two sets of comparisons, and on pairs that differ in one fact only."""
     source = load_checkpoint(folder / "pm")
     tok, pm = loads(source["tokenizer"]), unpack(source, device).eval()
-    lines = preference.read_comparisons(folder / "heldout")
+    out = {name: measure_pairs(pm, tok, folder / name) for name in PM_SETS}
+    for key, animals in (("truth", world.TRAIN), ("truth_heldout_animals", world.HELD_OUT)):
+        pairs = preference.truth_rows(tok, animals, 1000, seed=1)
+        right = preference.accuracy(*preference.score_pairs(pm, tok, pairs).unbind(1)).tolist()
+        out[key], out[key + "_se"] = mean_se(right)
+    return out
+
+
+def measure_pairs(pm, tok, path):
+    """Per objective: accuracy, the annotators' Bayes accuracy, and that of "the longer one"."""
+    lines, out = preference.read_comparisons(path), {}
     rows, dropped = preference.encode_comparisons(tok, lines, pm.config.n_ctx)
     if any(dropped.values()):
-        raise UserError(f"{folder / 'heldout'}: {dropped} rows cannot be scored")
+        raise UserError(f"{path}: {dropped} rows cannot be scored")
     hits = preference.accuracy(*preference.score_pairs(pm, tok, rows).unbind(1)).tolist()
     sizes = torch.tensor([[len(x["chosen"]), len(x["rejected"])] for x in lines])
     longer = preference.accuracy(*sizes.unbind(1)).tolist()
-    out = {}
     for objective in ("helpful", "harmless"):
         own = [i for i, x in enumerate(lines) if x["objective"] == objective]
         accuracy, se = mean_se([hits[i] for i in own])
         best = [max(lines[i]["soft"], 1 - lines[i]["soft"]) for i in own]
         out[objective] = dict(pairs=len(own), accuracy=accuracy, se=se,
                               longer=mean_se([longer[i] for i in own])[0], bayes=mean_se(best)[0])
-    for key, animals in (("truth", world.TRAIN), ("truth_heldout_animals", world.HELD_OUT)):
-        pairs = preference.truth_rows(tok, animals, 1000, seed=1)
-        right = preference.accuracy(*preference.score_pairs(pm, tok, pairs).unbind(1)).tolist()
-        out[key], out[key + "_se"] = mean_se(right)
     return out
 
 
@@ -169,8 +177,8 @@ def draw_report(report, ppo, path):
     for key, label, color, marker in (("gold_helpful", "gold, helpful", blue, "o"),
                                       ("gold_harmless", "gold, harmless", orange, "s"),
                                       ("score", "PM score (spread 1 at the start)", gray, "^")):
-        right.plot(x, [r[key] for r in ppo], color=color, marker=marker, markersize=4, linewidth=1,
-                   label=label)
+        right.plot(x, [r[key] for r in ppo], color=color, marker=marker, markersize=5,
+                   linestyle="", alpha=0.8, label=label)
     right.set(xlabel="sqrt(KL(policy || distilled)), nats^0.5",
               ylabel="mean of an iteration's answers", title="PPO")
     right.legend(frameon=False)
@@ -188,11 +196,12 @@ def as_markdown(report):
                      f"| {r['harmless']:+.2f} ± {r['harmless_se']:.2f} "
                      f"| {r['refused_helpful']:.1%} |")
     pm, loss = report["pm"], report["distill"]
-    lines += ["", "| preference model | accuracy | best possible | longer answer | pairs |",
-              "|---|---|---|---|---|"]
-    for o in ("helpful", "harmless"):
-        lines.append(f"| {o} | {pm[o]['accuracy']:.1%} ± {pm[o]['se']:.1%} "
-                     f"| {pm[o]['bayes']:.1%} | {pm[o]['longer']:.1%} | {pm[o]['pairs']} |")
+    lines += ["", "| preference model, on comparisons | accuracy | best possible | longer answer "
+              "| pairs |", "|---|---|---|---|---|"]
+    for o, name in ((o, name) for name in PM_SETS for o in ("helpful", "harmless")):
+        r = pm[name][o]
+        lines.append(f"| {o}, {PM_SETS[name]} | {r['accuracy']:.1%} ± {r['se']:.1%} "
+                     f"| {r['bayes']:.1%} | {r['longer']:.1%} | {r['pairs']} |")
     lines += ["", f"The true fact is preferred in {pm['truth']:.1%} of pairs that differ in "
               f"nothing else ({pm['truth_heldout_animals']:.1%} for animals never named in a "
               "comparison). "
@@ -306,9 +315,10 @@ def over_seeds(rows):
     for name in POLICIES:
         for o in ("helpful", "harmless"):
             merged[name][o + "_se"] = mean_se([r[name][o] for r in rows])[1]
-    for o in ("helpful", "harmless"):
-        merged["pm"][o]["se"] = mean_se([r["pm"][o]["accuracy"] for r in rows])[1]
-        merged["pm"][o]["pairs"] = int(sum(r["pm"][o]["pairs"] for r in rows))
+    for name, o in ((name, o) for name in PM_SETS for o in ("helpful", "harmless")):
+        found = [r["pm"][name][o] for r in rows]
+        merged["pm"][name][o].update(se=mean_se([r["accuracy"] for r in found])[1],
+                                     pairs=sum(r["pairs"] for r in found))
     return merged
 
 

@@ -2,20 +2,22 @@
 
     minimize  -1/N sum_t log p(x_t | x_<t)     over documents, one a row, each opened by <|eod|>
 
-The base model knows facts, manners and malice alike: its text comes from personas of every goodness. Everything later
-only chooses among what is learned here.
+The base model knows facts, manners and malice alike: its text comes from personas of every
+goodness. Everything later only chooses among what is learned here.
 
     python pretrain.py --out out/laptop/pretrain                              one process
     torchrun --nproc_per_node=2 pretrain.py --out out/laptop/pretrain         two, the same result
 
-About 4 minutes on two cores: 0.9M parameters, 800 steps of 64 documents, loss 6.5 -> 0.5 nats a token.
+About 4 minutes on two cores: 0.9M parameters, 800 steps of 64 documents, loss 6.5 -> 0.5 nats a
+token.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from common import Run, UserError, adamw, batch_rows, entry, mine, schedule, start, total, uniforms, update
+from common import (Run, UserError, adamw, batch_rows, entry, mine, schedule, start, total,
+                    uniforms, update)
 from data import world
 from data.tokenizer import loads, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
@@ -42,7 +44,9 @@ class Config:
 # ---------------------------------------------------------------- the pure mathematics
 
 def lm_loss(model, ids, lengths):
-    """Sum of -log p over the predicted tokens (all but each row's first) of ids [B, T] of which lengths [B] are real."""
+    """Sum of -log p (nats) over the predicted tokens, all but each row's first, of ids [B, T] of
+    which lengths [B] are real.
+    """
     mask = response_mask(torch.ones_like(lengths), lengths - 1, ids.shape[1])
     return -model.logprobs(model(ids), ids, mask).sum()
 
@@ -77,7 +81,8 @@ def show(run, model, tok, seed, title, new=40):
     run.say(f"\n{title}")
     for turns, (text, _) in zip(SHOW, answers, strict=True):
         helpful, harmless = world.gold(world.request_of(turns), text)
-        run.say(f"  {turns[-1][1]:<28} -> {text}   [gold helpful {helpful:+.2f} harmless {harmless:+.2f}]")
+        run.say(f"  {turns[-1][1]:<28} -> {text}   "
+                f"[gold helpful {helpful:+.2f} harmless {harmless:+.2f}]")
 
 
 @torch.no_grad()
@@ -86,7 +91,8 @@ def heldout_loss(model, tok, documents, micro=32):
     summed = count = 0
     for some in by_length(documents, micro):
         ids, lengths = pad_rows([documents[i] for i in some], tok.pad, model.device)
-        summed, count = summed + lm_loss(model, ids, lengths).item(), count + int((lengths - 1).sum())
+        summed += lm_loss(model, ids, lengths).item()
+        count += int((lengths - 1).sum())
     return summed / count
 
 
@@ -103,14 +109,16 @@ def train(cfg):
     documents = documents_of(tok, cfg.seed, cfg.documents, cfg.context)
     heldout = documents_of(tok, cfg.seed, 600, cfg.context, first=10**8)
 
-    model = unpack(run.resume) if run.resume else GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed)
+    model = (unpack(run.resume) if run.resume
+             else GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed))
     model.to(device)
     optimizer = adamw(model, cfg.lr, cfg.decay)
     if run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])
     elif rank == 0:
         size = sum(p.numel() for p in model.parameters())
-        print(f"pretrain: {size:,} parameters, {tok.vocab} ids, {sum(map(len, documents)):,} tokens of text, {world_size} process(es)")
+        print(f"pretrain: {size:,} parameters, {tok.vocab} ids, "
+              f"{sum(map(len, documents)):,} tokens of text, {world_size} process(es)")
         show(run, model, tok, cfg.seed, "untrained:")
 
     def save(step, finished=False):
@@ -119,7 +127,7 @@ def train(cfg):
     bar = run.bar(cfg.steps, run.step)
     for step in range(run.step, cfg.steps):
         rows = batch_rows(len(documents), cfg.batch, step, cfg.seed, "pretrain")
-        count = sum(len(documents[r]) - 1 for r in rows)         # predicted tokens over all ranks and micro-batches
+        count = sum(len(documents[r]) - 1 for r in rows)      # predicted tokens of all ranks
         own, summed = [documents[r] for r in mine(rows, rank, world_size)], 0.0
         for some in by_length(own, cfg.micro):
             ids, lengths = pad_rows([own[i] for i in some], tok.pad, device)
@@ -143,7 +151,8 @@ def train(cfg):
     if rank == 0:
         final = heldout_loss(model, tok, heldout)
         run.log(cfg.steps, heldout_loss=final)
-        show(run, model, tok, cfg.seed, f"pretrain done, {final:.3f} nats a token on held-out documents:")
+        show(run, model, tok, cfg.seed,
+             f"pretrain done, {final:.3f} nats a token on held-out documents:")
     save(cfg.steps, finished=True)
 
 

@@ -20,6 +20,7 @@ $PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/comparisons
 $PY preference.py --init "$OUT/pretrain" --out "$OUT/pmp" --seed "$SEED"   #  2 min  preference model pretraining
 $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --out "$OUT/pm" --lr 3e-4 --seed "$SEED"   # 30 s  feedback
 $PY ppo.py        --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED"   #  2 min  RLHF
-$PY preference.py --collect 3000 --heldout --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED"   # 20 s  to test the PM
+$PY preference.py --collect 3000 --heldout --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED"   # 20 s  to test the PM on other animals
+$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$((SEED + 1000))"   # 20 s  and on other prompts
 $PY eval.py       --run "$OUT"                                             # 30 s  the report
 echo "Talk to it: $PY sample.py --ckpt $OUT/ppo        Look at it: $OUT/report.md"

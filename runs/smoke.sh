@@ -18,6 +18,7 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --out "$OUT/pm"
 $PY ppo.py        --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --iterations 3 --samples 32 --minibatch 16 --calibrate 32 --every 2
 $PY ppo.py        --policy "$OUT/distill" --pm "$OUT/pm" --trace
 $PY preference.py --collect 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
+$PY preference.py --collect 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
 $PY eval.py       --run "$OUT" --prompts 32
 $PY sample.py     --ckpt "$OUT/ppo" --prompt "What color is the fox?"
 echo "smoke: the whole path ran"

@@ -5,8 +5,8 @@ row's own length, cache slot one late, bias that hides a new slot or shows a pad
 a cache, ended rows kept, their cache or bias not cut, length without the stop token, stop looked
 for one late, uniforms indexed by live row or by 0, samples of a prompt in the wrong order, prefill
 rows in sorted order, log-probs before temperature or before the filters, top-k one more, nucleus
-with its mass included or without renormalization, draws with `right=False`, draws not clamped to
-the last allowed token, rounding ids sampled, no overflow error, tokens streamed by live row,
+with its mass included or without renormalization, draws with `right=False`, draws
+neither scaled to the sum nor clamped (either alone is enough), rounding ids sampled, no overflow error, tokens streamed by live row,
 `respond` that drops a chunk's uniforms or takes any stop for an end of turn.
 """
 

@@ -338,7 +338,7 @@ TOK = train_bpe([str(world.document(0, i)) for i in range(60)], 320)
 
 def gpt(seed, scalar=False):
     """A small random model, lively enough to prefer some tokens."""
-    model = GPT(GPTConfig(TOK.vocab, 192, 2, 2, 24, scalar))
+    model = GPT(GPTConfig(TOK.vocab, 512, 2, 2, 24, scalar))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -93,7 +93,8 @@ def test_a_real_process_killed_and_continued(tiny, tmp_path):
         time.sleep(0.001)
     first.kill()
     assert first.wait() == -signal.SIGKILL and 0 < checkpoint(tmp_path / "run")["step"]
-    again = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120 * PATIENCE)
+    again = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True,
+                           timeout=120 * PATIENCE)
     assert again.returncode == 0, again.stderr
     same(tiny.whole("pretrain"), tmp_path / "run")
 
