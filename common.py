@@ -1,4 +1,4 @@
-"""What must be right in every stage: flags, processes, keyed random numbers, the optimizer step, the run's folder.
+"""What must be right in every stage: flags, processes, random numbers, the optimizer step, folders.
 
 The loops are not here: each stage shows its own. This file imports no other file of the project.
 """
@@ -32,19 +32,20 @@ class UserError(Exception):
 # ---------------------------------------------------------------- flags
 
 def parse_flags(Config, argv=None, doc=None):
-    """A frozen dataclass from the command line: one flag a field, its trailing comment is the help.
+    """A frozen dataclass from the command line: one flag a field, its comment is the help.
 
     `--no-x` turns a boolean field off; an unknown flag is an error in one line, exit status 2.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter,
-                                     allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=doc, allow_abbrev=False,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.error = lambda message: parser.exit(2, f"error: {message}; --help lists the flags\n")
     comments = dict(re.findall(r"^ +(\w+):.*?#\s*(.*)$", inspect.getsource(Config), re.M))
     for field in dataclasses.fields(Config):
         flag = "--" + field.name.replace("_", "-")
         text = f"{comments.get(field.name, '')} (default {field.default!r})".replace("%", "%%")
         if field.type in (bool, "bool"):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=text)
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text,
+                                default=field.default)
         else:
             parser.add_argument(flag, type=type(field.default), default=field.default, help=text,
                                 metavar=type(field.default).__name__.upper())
@@ -52,7 +53,7 @@ def parse_flags(Config, argv=None, doc=None):
 
 
 def entry(main, Config, doc=None):
-    """Run `main(cfg)` as a program: bad input, a full disk and Ctrl-C end in one clear line and a non-zero exit."""
+    """Run `main(cfg)` as a program: bad input, a full disk, Ctrl-C end in one line, non-zero."""
     cfg = parse_flags(Config, doc=doc)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a Run takes both
     try:
@@ -60,10 +61,10 @@ def entry(main, Config, doc=None):
     except UserError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("\ninterrupted: the same command continues from the last checkpoint", file=sys.stderr)
+        print("\ninterrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        sys.exit(f"error: {error.filename or 'disk'}: {error.strerror or error}; nothing was half-written")
+        sys.exit(f"error: {error.filename or 'output'}: {error.strerror or error}")
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -74,18 +75,20 @@ def entry(main, Config, doc=None):
 def device_of(name="auto"):
     """cuda, else mps, else cpu; under torchrun each process takes the GPU of its local rank."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else name
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {name}: not usable here ({reason})") from None
     return torch.device(name)
 
 
 def start(device="auto"):
-    """Join the processes that torchrun started (gloo on CPU, nccl on GPUs). Returns (rank, world, device)."""
+    """Join torchrun's processes (gloo on CPU, nccl on GPUs). Returns (rank, world, device)."""
     device = device_of(device)
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1 and not dist.is_initialized():
@@ -109,7 +112,7 @@ def total(*values, device="cuda"):
 
 
 def mine(rows, rank, world):
-    """This rank's share of the global rows of a step. The rows of all ranks are disjoint and cover them."""
+    """This rank's share of a step's global rows: the ranks' shares are disjoint and cover them."""
     return rows[rank::world]
 
 
@@ -125,25 +128,25 @@ def everyones(own, world):
 # ---------------------------------------------------------------- keyed random numbers
 
 def keyed(*key):
-    """A numpy Generator that is a function of the key alone: (seed, stage, step, global row), never of the rank."""
+    """A numpy Generator, a function of the key alone: (seed, stage, step, row), never the rank."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
 
 
 def uniforms(rows, width, *key):
-    """Uniform numbers [len(rows), width], float32 in [0, 1): row i is a function of (key, rows[i])."""
+    """Uniform float32 numbers in [0, 1), [len(rows), width]: row i depends on (key, rows[i])."""
     out = np.stack([keyed(*key, int(r)).random(width, dtype=np.float32) for r in rows])
     return torch.from_numpy(out)
 
 
 def batch_rows(n, batch, step, *key):
-    """The row indices of one step: consecutive slices of a fresh permutation for each epoch, a function of the key.
+    """The row indices of one step: slices of a fresh permutation an epoch, a function of the key.
 
     Each epoch has n // batch whole batches; n must be at least `batch`.
     """
     per_epoch = n // batch
     if not per_epoch:
-        raise UserError(f"{n} rows are fewer than one batch of {batch}: lower --batch or bring more data")
+        raise UserError(f"{n} rows are fewer than one batch of {batch}: lower --batch")
     epoch, i = divmod(step, per_epoch)
     return keyed(*key, "epoch", epoch).permutation(n)[i * batch:(i + 1) * batch]
 
@@ -155,14 +158,16 @@ def adamw(model, lr, weight_decay=0.0, betas=(0.9, 0.95)):
     params = [p for p in model.parameters() if p.requires_grad]
     groups = [dict(params=[p for p in params if p.ndim >= 2], weight_decay=weight_decay),
               dict(params=[p for p in params if p.ndim < 2], weight_decay=0.0)]
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=params[0].device.type in ("cpu", "cuda"))
+    fused = params[0].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
 
 
 def update(model, optimizer, lr, max_norm=1.0):
     """One step on the gradients summed over ranks. Returns the gradient norm, a float.
 
-    Each loss has been divided by the count over ALL ranks and micro-batches, so a plain sum is the mean gradient and
-    nothing depends on how the batch was cut. A norm that is not finite skips the step on every rank and is returned.
+    Each loss has been divided by the count over ALL ranks and micro-batches, so a plain sum is the
+    mean gradient and nothing depends on how the batch was cut. A norm that is not finite skips the
+    step on every rank and is returned.
     """
     params = [p for p in model.parameters() if p.requires_grad]
     for p in params:
@@ -183,7 +188,10 @@ def update(model, optimizer, lr, max_norm=1.0):
 
 
 def schedule(step, steps, lr, warmup=0, floor=0.0, shape="linear"):
-    """Learning rate at `step` of `steps`: linear warm-up, then "linear" or "cosine" to floor * lr, or "constant"."""
+    """Learning rate at `step` of `steps`: linear warm-up, then `shape` (to floor * lr).
+
+    shape: "linear", "cosine" or "constant".
+    """
     if step < warmup:
         return lr * (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
@@ -196,7 +204,7 @@ def schedule(step, steps, lr, warmup=0, floor=0.0, shape="linear"):
 # ---------------------------------------------------------------- checkpoints
 
 def write_atomically(path, write):
-    """write(file object) into a temporary file of the same folder, sync, rename: the old file or the new one, whole."""
+    """write(file) into a hidden file beside it, sync, rename: the old file or the new, whole."""
     path = Path(path)
     part = path.with_name(f".{path.name}.part")  # always the same: what a kill left is overwritten
     try:
@@ -208,8 +216,8 @@ def write_atomically(path, write):
     except BaseException as error:
         part.unlink(missing_ok=True)
         if isinstance(error, RuntimeError):  # torch's writer hides "no space left" in one
-            raise UserError(f"{path}: could not be written ({str(error).splitlines()[0]}); the old file is intact") \
-                from None
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path}: not written ({reason}); the old file is intact") from None
         raise
 
 
@@ -229,8 +237,8 @@ def load_checkpoint(path, device="cpu"):
         raise UserError(f"{path}: no checkpoint here; run the stage that writes it first")
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # truncated zip, pickle with code, text file ... torch raises many types
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
+    except Exception as error:  # a truncated zip, a pickle with code, text: torch raises many types
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: written by another program or version (no {FORMAT!r} mark)")
@@ -238,26 +246,28 @@ def load_checkpoint(path, device="cpu"):
 
 
 def load_source(path, scalar=None):
-    """The checkpoint of a model to start from; scalar False: a language model, True: a preference model, None: either.
+    """The checkpoint of a model to start from.
 
-    Raises UserError if it holds another kind, or no model.
+    scalar False: a language model, True: a preference model, None: either. Raises UserError if it
+    holds another kind, or no model.
     """
     content = load_checkpoint(path)
     if not {"gpt", "model", "tokenizer"} <= content.keys():
         raise UserError(f"{path}: holds no model; name the folder of a stage that trains one")
     if scalar is not None and content["gpt"]["scalar"] != scalar:
-        raise UserError(f"{path}: a language model, not a preference model; train one with preference.py" if scalar else
-                        f"{path}: a preference model, not a language model: it scores answers and can't give them")
+        raise UserError(f"{path}: " + ("a language model, not a preference model; train one with "
+                                       "preference.py" if scalar else "a preference model, not a "
+                                       "language model: it scores answers and can't give them"))
     return content
 
 
 # ---------------------------------------------------------------- a run's folder
 
 class Run:
-    """The folder of one stage: config.json, metrics.jsonl, samples.txt, ckpt.pt; made, resumed, or found finished.
+    """The folder of one stage: config.json, metrics.jsonl, samples.txt, ckpt.pt.
 
-    `resume` is the checkpoint to continue from, or None. Ctrl-C and SIGTERM ask the loop to stop at the next step's
-    end (`stopping()`), where it saves; the same command goes on from there, bit for bit.
+    `resume` is the checkpoint to continue from, or None. Ctrl-C and SIGTERM ask the loop to stop at
+    the next step's end (`stopping()`), where it saves; the same command goes on, bit for bit.
     """
 
     def __init__(self, cfg, stage, rank=0):
@@ -275,20 +285,22 @@ class Run:
         self.resume = load_checkpoint(self.dir) if (self.dir / "ckpt.pt").exists() else None
         if self.resume:
             if "config" not in self.resume:
-                raise UserError(f"{self.dir}: its checkpoint holds no run to continue; choose another --out")
+                raise UserError(f"{self.dir}: its checkpoint is no run to continue; choose another "
+                                "--out")
             old = self.resume["config"]
             changed = [k for k in config if k not in ("out", "device") and old.get(k) != config[k]]
             if changed:
                 k = changed[0]
-                raise UserError(f"{self.dir} was made with {k}={old.get(k)!r}, now {config[k]!r}: choose another --out "
-                                f"or delete the folder")
+                raise UserError(f"{self.dir} was made with {k}={old.get(k)!r}, now {config[k]!r}: "
+                                "choose another --out or delete the folder")
         self.config = config
         self.step = self.resume["step"] if self.resume else 0
         self.finished = bool(self.resume and self.resume["finished"])
         if self.finished:
             return
         if rank == 0:
-            write_atomically(self.dir / "config.json", lambda f: f.write(json.dumps(config, indent=1).encode()))
+            text = json.dumps(config, indent=1).encode()
+            write_atomically(self.dir / "config.json", lambda f: f.write(text))
             self._forget_after(self.step if self.resume else -math.inf)
         signal.signal(signal.SIGINT, self._ask)  # on every rank: torchrun tells them all
         signal.signal(signal.SIGTERM, self._ask)
@@ -299,7 +311,7 @@ class Run:
         self.asked = True
 
     def _forget_after(self, step):
-        """Metrics of steps that the resumed run will do again are dropped, so that each step has one line."""
+        """Drops metrics of steps that the resumed run will do again: each step has one line."""
         path = self.dir / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] < step]
@@ -323,7 +335,8 @@ class Run:
     def save(self, step, finished=False, **content):
         """Checkpoint after `step` steps, by rank 0; no collective inside."""
         if self.rank == 0:
-            save_checkpoint(self.dir / "ckpt.pt", step=step, finished=finished, config=self.config, **content)
+            save_checkpoint(self.dir / "ckpt.pt", step=step, finished=finished,
+                            config=self.config, **content)
 
     def say(self, text):
         """Text above the progress bar, and into samples.txt."""
@@ -333,5 +346,5 @@ class Run:
                 file.write(text + "\n")
 
     def bar(self, steps, done):
-        return tqdm(total=steps, initial=done, desc=f"{self.stage:<10}", disable=self.rank > 0, dynamic_ncols=True,
-                    smoothing=0.1, mininterval=0.5)
+        return tqdm(total=steps, initial=done, desc=f"{self.stage:<10}", disable=self.rank > 0,
+                    dynamic_ncols=True, smoothing=0.1, mininterval=0.5)

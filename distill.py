@@ -143,6 +143,15 @@ def load_models(cfg, device, resume=None):
     return tok, unpack(guide, device).eval(), unpack(resume or source, device), guide
 
 
+def text_length(cfg, teacher, prompt):
+    """Tokens of a text at most: cfg.length, or what the teacher's context leaves behind prompt."""
+    room = teacher.config.n_ctx - len(prompt)
+    if room < 16:
+        raise UserError(f"{cfg.teacher or cfg.init}: a context of {teacher.config.n_ctx} tokens "
+                        f"has no room behind the HHH prompt of {len(prompt)}")
+    return min(cfg.length, room)
+
+
 def cached_teach(cfg, guide, teacher, prompt, texts, length, rank):
     """What teach() returns for the texts, from teacher.pt where that was made the same way."""
     cache = Path(cfg.out) / "teacher.pt"
@@ -165,11 +174,7 @@ def train(cfg):
     tok, teacher, model, guide = load_models(cfg, device, run.resume)
     preamble, turns = world.hhh_prompt()
     prompt = tok.render(turns, preamble)
-    room = teacher.config.n_ctx - len(prompt)
-    if room < 16:
-        raise UserError(f"{cfg.teacher or cfg.init}: a context of {teacher.config.n_ctx} tokens "
-                        f"has no room behind the HHH prompt of {len(prompt)}")
-    length = min(cfg.length, room)
+    length = text_length(cfg, teacher, prompt)
 
     texts = texts_of(tok, cfg.seed, cfg.texts, length)
     heldout = texts_of(tok, cfg.seed, 256, length, first=10**8)

@@ -12,7 +12,8 @@ The lines that matter: `rewards_of`, `gae`, `whiten`, `policy_loss`, `value_loss
 
     python ppo.py --policy out/laptop/distill --pm out/laptop/pm --out out/laptop/ppo
     torchrun --nproc_per_node=2 ppo.py --policy out/laptop/distill --pm out/laptop/pm  # the same
-    python ppo.py --trace --policy out/laptop/ppo --pm out/laptop/pm    # one answer as a table
+    python ppo.py --trace --policy out/laptop/ppo --reference out/laptop/distill \
+                  --pm out/laptop/pm                        # one answer as a table, token by token
 
 About 1.5 minutes on two cores: gold helpfulness up by 0.6 or more, harmlessness by 1.2 or more.
 """
@@ -31,7 +32,8 @@ from pretrain import show
 
 @dataclass(frozen=True)
 class Config:
-    policy: str = "out/laptop/distill"  # checkpoint to start from; its frozen copy is the reference
+    policy: str = "out/laptop/distill"  # checkpoint to start from
+    reference: str = ""                # checkpoint of pi0; empty: a frozen copy of policy
     pm: str = "out/laptop/pm"          # checkpoint of the preference model; the critic starts there
     out: str = "out/laptop/ppo"        # the stage's folder
     iterations: int = 30               # rounds of sampling and updating
@@ -276,11 +278,13 @@ def trace(tok, batch, row=0):
 def load_models(cfg, device, resume=None):
     """tok, policy, reference, critic, pm. The reference is a copy that shares nothing."""
     source, judge = load_source(cfg.policy, scalar=False), load_source(cfg.pm, scalar=True)
-    if source["tokenizer"] != judge["tokenizer"]:
-        raise UserError(f"{cfg.policy} and {cfg.pm} have different vocabularies: "
-                        "train the PM from the policy's base model")
+    anchor = load_source(cfg.reference, scalar=False) if cfg.reference else source
+    for path, other in ((cfg.pm, judge), (cfg.reference, anchor)):
+        if source["tokenizer"] != other["tokenizer"]:
+            raise UserError(f"{cfg.policy} and {path} have different vocabularies: "
+                            "both must come from one base model")
     policy = unpack(resume or source, device, scalar=False)
-    reference, pm = unpack(source, device, scalar=False).eval(), unpack(judge, device).eval()
+    reference, pm = unpack(anchor, device, scalar=False).eval(), unpack(judge, device).eval()
     need_separate(policy, reference)
     for frozen in (reference, pm):
         frozen.requires_grad_(False)
@@ -339,7 +343,8 @@ def train(cfg):
     run = None if cfg.trace else Run(cfg, "ppo", rank)
     if run and run.finished:
         return print(f"ppo: {run.dir} is finished, skipped") if rank == 0 else None
-    resume = run.resume if run else None
+    resume = run.resume if run else load_source(cfg.policy, scalar=False)
+    resume = resume if resume and "critic" in resume else None   # a trace takes the policy's critic
     tok, policy, reference, critic, pm = load_models(cfg, device, resume)
     optimizers = adamw(policy, cfg.lr), adamw(critic, cfg.critic_lr)
 
@@ -353,10 +358,10 @@ def train(cfg):
                  optimizers=[optimizer.state_dict() for optimizer in optimizers])
 
     norm = tuple(resume["norm"]) if resume else calibration(cfg, sample, rank, world_size, device)
-    for optimizer, state in zip(optimizers, resume["optimizers"] if resume else []):
-        optimizer.load_state_dict(state)
     if cfg.trace:
         return print(trace(tok, advantages_of(cfg, sample(range(1), "trace", norm))))
+    for optimizer, state in zip(optimizers, resume["optimizers"] if resume else []):
+        optimizer.load_state_dict(state)
 
     bar = run.bar(cfg.iterations, run.step)
     for step in range(run.step, cfg.iterations):

@@ -438,7 +438,7 @@ def prompt(seed, index, animals=TRAIN, harmful=None, p_harm=0.4):
 # ---------------------------------------------------------------- comparisons and annotators
 
 def preference(utility_a, utility_b, temperature=0.6):
-    """Bradley-Terry probability that an annotator prefers a: sigmoid((u_a - u_b) / temperature)."""
+    """Bradley-Terry chance that an annotator prefers a: sigmoid((u_a - u_b) / temperature)."""
     return 0.5 * (1 + math.tanh((utility_a - utility_b) / (2 * temperature)))
 
 

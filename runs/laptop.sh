@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole pipeline on the toy world, on a laptop: from an empty folder to an assistant that RLHF improved.
+# The whole pipeline on the toy world: from an empty folder to an assistant that RLHF improved.
 #
-#   bash runs/laptop.sh                  about 10 minutes on two cores; stop it and start it again as you like
+#   bash runs/laptop.sh              on two cores about 10 minutes; stop and start it as you like
 #   SEED=1 OUT=out/laptop1 bash runs/laptop.sh
 #
 # text -> tokens -> policy -> answers -> choices -> preference model -> reward -> policy
@@ -11,16 +11,32 @@ bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 OUT="${OUT:-out/laptop}"
 SEED="${SEED:-0}"
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"   # idle threads sleep: much faster when the machine is shared
+# Idle threads sleep instead of spinning: several times faster when the machine does other work too.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 
-$PY data/world.py                                                          #  1 s  a look at the world and a comparison
-$PY pretrain.py   --out "$OUT/pretrain" --seed "$SEED"                     #  4 min  base model, with all its personas
-$PY distill.py    --init "$OUT/pretrain" --out "$OUT/distill" --seed "$SEED"   #  1 min  the HHH prompt, into the weights
-$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/comparisons" --seed "$SEED"   # 20 s  answers, choices
-$PY preference.py --init "$OUT/pretrain" --out "$OUT/pmp" --seed "$SEED"   #  2 min  preference model pretraining
-$PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --out "$OUT/pm" --lr 3e-4 --seed "$SEED"   # 30 s  feedback
-$PY ppo.py        --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED"   #  2 min  RLHF
-$PY preference.py --collect 3000 --heldout --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED"   # 20 s  to test the PM on other animals
-$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$((SEED + 1000))"   # 20 s  and on other prompts
-$PY eval.py       --run "$OUT"                                             # 30 s  the report
-echo "Talk to it: $PY sample.py --ckpt $OUT/ppo        Look at it: $OUT/report.md"
+# A look at the world: documents, a comparison, the gold of answers. 1 second.
+$PY data/world.py
+
+# Stage 0: a base model with all its personas, good and bad. 4 minutes.
+$PY pretrain.py --out "$OUT/pretrain" --seed "$SEED"
+
+# Stage 1: the HHH prompt goes into the weights. 40 seconds.
+$PY distill.py --init "$OUT/pretrain" --out "$OUT/distill" --seed "$SEED"
+
+# Stage 2: the distilled policy answers, annotators choose (40 seconds); the preference model is
+# pretrained on the world's own answers (90 seconds), then learns the choices (40 seconds).
+$PY preference.py --collect 6000 --policy "$OUT/distill" --out "$OUT/comparisons" --seed "$SEED"
+$PY preference.py --init "$OUT/pretrain" --out "$OUT/pmp" --seed "$SEED"
+$PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --lr 3e-4 \
+    --out "$OUT/pm" --seed "$SEED"
+
+# Stage 3: RLHF. 80 seconds.
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED"
+
+# The report (20 seconds); first, comparisons that test the preference model on animals that it
+# never met, and on other prompts about those it did (20 seconds each).
+$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
+    --heldout
+$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$((SEED+1000))"
+$PY eval.py --run "$OUT" --seed "$SEED"
+echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"

@@ -3,7 +3,7 @@
 Proved alive by: common importing data; model importing common; distill importing preference;
 pretrain importing distill's loss in a function; ppo importing preference.train; a package beside
 the listed ones at the top of a file; a file that at import prints, writes, starts a thread, seeds
-torch or takes Ctrl-C over; a function of 61 lines, a line of 101 characters, a stage of 351 lines;
+torch or takes Ctrl-C over; a function of 61 lines, a line of 101 characters, a stage of 401 lines;
 a field that nothing reads, one without a comment, a Config that is not frozen; a flag misspelled in
 README.md, a docstring and runs/laptop.sh, and a script's name; `--flag` in prose that no script
 has; a link to nowhere; an absolute path; a marker deleted.
@@ -171,7 +171,7 @@ def test_lines_are_short():
 
 def test_stages_are_short():
     sizes = {s: len(SOURCES[s].read_text().splitlines()) for s in STAGES}
-    assert not {s: n for s, n in sizes.items() if n > 350}
+    assert not {s: n for s, n in sizes.items() if n > 400}
 
 
 def test_functions_are_short():
