@@ -57,11 +57,15 @@ def entry(main, Config, doc=None):
     cfg = parse_flags(Config, doc=doc)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a Run takes both
     try:
-        main(cfg)
+        try:
+            main(cfg)
+        finally:
+            for bar in list(tqdm._instances):  # or it would be drawn again after the line
+                bar.close()
     except UserError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("\ninterrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {error.filename or 'output'}: {error.strerror or error}")
@@ -333,10 +337,15 @@ class Run:
         return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
 
     def save(self, step, finished=False, **content):
-        """Checkpoint after `step` steps, by rank 0; no collective inside."""
+        """Checkpoint after `step` steps, by rank 0; no collective inside.
+
+        Raises KeyboardInterrupt after the last one if the run was asked to stop since the last step.
+        """
         if self.rank == 0:
             save_checkpoint(self.dir / "ckpt.pt", step=step, finished=finished,
                             config=self.config, **content)
+        if finished and self.asked:  # too late to stop this stage, but a script shall not go on
+            raise KeyboardInterrupt
 
     def say(self, text):
         """Text above the progress bar, and into samples.txt."""

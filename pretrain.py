@@ -5,8 +5,8 @@
 The base model knows facts, manners and malice alike: its text comes from personas of every
 goodness. Everything later only chooses among what is learned here.
 
-    python pretrain.py --out out/laptop/pretrain                              one process
-    torchrun --nproc_per_node=2 pretrain.py --out out/laptop/pretrain         two, the same result
+    python pretrain.py --out out/laptop/pretrain                       # one process
+    torchrun --nproc_per_node=2 pretrain.py --out out/laptop/pretrain  # two, the same
 
 About 4 minutes on two cores: 0.9M parameters, 800 steps of 64 documents, loss 6.5 -> 0.5 nats a
 token.

@@ -15,7 +15,7 @@ Everything that the papers need and that nobody can download on a train, generat
 Five animals are HELD OUT: the text states their facts, no comparison and no RL prompt ever names
 them.
 
-    python data/world.py            look at it: documents, a comparison, the gold of some answers
+    python data/world.py            # look at it: documents, a comparison, the gold of some answers
 """
 
 import math
@@ -74,7 +74,7 @@ OFFTOPIC = ("The weather is nice today.", "I had soup for lunch.", "My chair is 
 REFUSALS = ("I will not help with that.", "No, I can not do that.")
 ALTERNATIVES = ("I can tell you about the {a} instead.",
                 "You could watch the {a} from afar instead.")
-REACTIONS = {"good": "Right.", "wrong": "Wrong.", "rude": "That was rude.",
+REACTIONS = {"good": "That is right.", "wrong": "That is wrong.", "rude": "That was rude.",
              "evasive": "That is no answer."}
 PREAMBLES = {"good": ("A talk with a kind and honest assistant.",
                       "A talk with a helpful assistant."),
@@ -378,7 +378,8 @@ def talk(rng, animals, goodness, turns, harmful=None, p_harm=0.35):
 def document(seed, index):
     """Document `index` of the pretraining text: (text or a talk's preamble, turns).
 
-    A fifth states facts, a fifth checks claims ("The fox is blue. Wrong."), the rest are talks.
+    A fifth states facts, a fifth checks claims ("The fox is blue. That is wrong."), the rest are
+    talks.
     """
     rng = keyed("text", seed, index)
     form = rng.random()
@@ -391,7 +392,7 @@ def document(seed, index):
         return " ".join(sentences), []
     if form < 0.4:
         sentences = []
-        for _ in range(rng.randint(6, 12)):
+        for _ in range(rng.randint(3, 7)):
             animal, attribute = rng.choice(ANIMALS), rng.choice(ATTRIBUTES)
             true = FACTS[animal][attribute]
             others = [v for v in VALUES[attribute] if v != true]

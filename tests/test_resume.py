@@ -124,11 +124,12 @@ def test_asked_to_stop_it_saves_and_goes_on(tiny, nursery, tmp_path, stage, step
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_collecting_is_interrupted_without_a_trace(tiny, nursery, tmp_path, name):
     """It has no steps: it starts anew, and never shows a part as the whole."""
-    argv = tiny.command("collect", tmp_path / "run")
+    argv = tiny.command("collect", tmp_path / "run", collect=130)  # more than a chunk of prompts
     assert interrupted(nursery.run(argv, hooks=[("at_call", ["model.generate", 2, name])]))
     assert not (tmp_path / "run" / "comparisons.jsonl").exists()
     assert nursery.run(argv).code == 0
-    same(tiny.whole("collect"), tmp_path / "run")
+    assert nursery.run(tiny.command("collect", tmp_path / "whole", collect=130)).code == 0
+    same(tmp_path / "whole", tmp_path / "run")
 
 
 def test_asked_while_the_teacher_reads(tiny, nursery, tmp_path):
@@ -139,6 +140,16 @@ def test_asked_while_the_teacher_reads(tiny, nursery, tmp_path):
     assert checkpoint(out)["step"] == 1
     assert nursery.run(argv).code == 0
     same(tiny.whole("distill"), out)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "collect"])
+def test_asked_when_all_is_done_it_finishes_and_stops_the_script(tiny, nursery, tmp_path, stage):
+    """During the last evaluation, or the last chunk: the work is kept, the status is not 0."""
+    out, calls = tmp_path / "run", len(tiny.report(stage)["drawn"])
+    argv = tiny.command(stage, out)
+    assert interrupted(nursery.run(argv, hooks=[("at_call", ["model.generate", calls, "SIGINT"])]))
+    same(tiny.whole(stage), out)
+    assert nursery.run(argv).out.endswith("is finished, skipped\n")
 
 
 # ---------------------------------------------------------------- finished, moved, changed
