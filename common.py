@@ -339,7 +339,7 @@ class Run:
     def save(self, step, finished=False, **content):
         """Checkpoint after `step` steps, by rank 0; no collective inside.
 
-        Raises KeyboardInterrupt after the last one if the run was asked to stop since the last step.
+        Raises KeyboardInterrupt after the last one if the run was asked to stop meanwhile.
         """
         if self.rank == 0:
             save_checkpoint(self.dir / "ckpt.pt", step=step, finished=finished,

@@ -3,7 +3,7 @@
 Everything that the papers need and that nobody can download on a train, generated from a seed:
 
     facts        20 animals x {color, home, food, waking time}; the text states them
-    documents    facts, and talks of 1-4 turns; ONE latent goodness per talk sets how often its
+    documents    facts, and talks of 1-9 requests; ONE latent goodness per talk sets how often its
                  assistant is wrong, rude, evasive, polite, complies with harm or explains a
                  refusal: a base model learns a crowd of personas and infers from the context
                  which one is speaking
