@@ -98,7 +98,10 @@ class Attention(nn.Module):
     def split(self, x):
         """x [B, T, C] -> q, k, v, each [B, H, T, D]."""
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        q, k, v = self.c_attn.bias.split(C)
+        # The softmax does not see the keys' bias: its gradient is rounding, which Adam would blow up.
+        bias = torch.cat([q, k.detach(), v])
+        qkv = F.linear(x, self.c_attn.weight, bias).view(B, T, 3, self.n_head, C // self.n_head)
         return qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
     def merge(self, y):
@@ -252,11 +255,12 @@ def filter_logits(logits, top_k=0, top_p=1.0):
         least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
     if top_p < 1:
-        ordered, order = logits.double().sort(descending=True, stable=True)
+        ordered, order = logits.cpu().double().sort(descending=True, stable=True)  # mps: no float64
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         keep = before < max(top_p, 1e-12)
         keep[..., 0] = True
-        logits = logits.masked_fill(~torch.zeros_like(keep).scatter(-1, order, keep), -math.inf)
+        outside = ~torch.zeros_like(keep).scatter(-1, order, keep)
+        logits = logits.masked_fill(outside.to(logits.device), -math.inf)
     return logits
 
 

@@ -92,11 +92,13 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
 
 def whiten(x, mask, summed=total):
     """Mean 0, population variance 1 over valid tokens of all ranks; `summed` adds over ranks."""
-    x = torch.where(mask, x, 0.0).double()
+    device = x.device
+    x, mask = torch.where(mask, x, 0.0).cpu().double(), mask.cpu()   # float64, which mps lacks
     count, first = summed(mask.sum(), x.sum())
     mean = first / max(count, 1)
     square = summed(torch.where(mask, (x - mean) ** 2, 0.0).sum())
-    return torch.where(mask, (x - mean) / max((square / max(count, 1)) ** 0.5, 1e-8), 0.0).float()
+    spread = max((square / max(count, 1)) ** 0.5, 1e-8)
+    return torch.where(mask, (x - mean) / spread, 0.0).float().to(device)
 
 
 def policy_loss(logp, old, advantages, mask, clip):
@@ -196,7 +198,7 @@ def calibration(cfg, sample, rank, world_size, device):
     if not cfg.calibrate:
         return 0.0, 1.0
     rows = mine(range(cfg.calibrate), rank, world_size)
-    raw = sample(rows, "calibrate", (0.0, 1.0))["raw"].double()
+    raw = sample(rows, "calibrate", (0.0, 1.0))["raw"].cpu().double()
     first, second = total(raw.sum(), (raw ** 2).sum(), device=device)
     mean = first / cfg.calibrate
     spread = max((second / cfg.calibrate - mean ** 2) ** 0.5, 1e-6)

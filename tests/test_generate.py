@@ -5,9 +5,10 @@ row's own length, cache slot one late, bias that hides a new slot or shows a pad
 a cache, ended rows kept, their cache or bias not cut, length without the stop token, stop looked
 for one late, uniforms indexed by live row or by 0, samples of a prompt in the wrong order, prefill
 rows in sorted order, log-probs before temperature or before the filters, top-k one more, nucleus
-with its mass included or without renormalization, draws with `right=False`, draws
-neither scaled to the sum nor clamped (either alone is enough), rounding ids sampled, no overflow error, tokens streamed by live row,
-`respond` that drops a chunk's uniforms or takes any stop for an end of turn.
+with its mass included, at its border or summed in bf16, draws with `right=False`, draws neither
+scaled to the sum nor clamped (either alone is enough), rounding ids sampled, no overflow error,
+tokens streamed by live row, `respond` that drops a chunk's uniforms or takes any stop for an end
+of turn.
 """
 
 import math
@@ -291,6 +292,12 @@ def test_top_p_boundary(p, kept, dtypes):
             close = dict(atol=1e-2 if dtype == torch.bfloat16 else 1e-6, rtol=0)
             torch.testing.assert_close(left.sort(descending=True).values[:kept], wanted, **close)
             assert (left > 0).sum() == kept and left.argmax() == order.index(0)
+
+
+def test_top_p_of_many_tokens_in_bf16():
+    """1024 equal tokens, half of the mass: 512. A sum in bf16 stands still long before."""
+    logits = torch.zeros(1, 1024, dtype=torch.bfloat16)
+    assert (filter_logits(logits, top_p=0.5) > -math.inf).sum() == 512
 
 
 def test_top_k_by_hand():

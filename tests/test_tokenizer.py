@@ -115,6 +115,17 @@ def test_encoding_equals_the_naive_algorithm(tok):
         assert tok.encode(text) == ids and len(ids) < len(text) / 2
 
 
+def test_words_are_gpt2s():
+    """A blank goes with the word after it; a contraction, digits and marks are words."""
+    text = "I'll don't x_y 12ab!?  c \n\nD' é"
+    words = ["I", "'ll", " don", "'t", " x", "_", "y", " 12", "ab", "!?", " ", " c", " \n", "\n",
+             "D", "'", " é"]
+    assert re.findall(PATTERN, text) == words
+    tok = Tokenizer({**BYTES.ranks, **{w.encode(): 256 + i for i, w in enumerate(
+        w for w in dict.fromkeys(words) if len(w.encode()) > 1)}})
+    assert [tok.decode([i]) for i in tok.encode(text)] == words
+
+
 def test_every_character_survives():
     """tiktoken drops what its pattern does not match."""
     everything = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
@@ -147,7 +158,7 @@ def test_ranks_round_trip(tok):
     assert tok.dumps().splitlines()[ord("A")] == "QQ== 65"
 
 
-@pytest.mark.parametrize("number, line", [(3, "A?== 2"), (1, "AA=="), (7, "Bg== six"), (9, ""),
+@pytest.mark.parametrize("number, line", [(3, "AA?== 2"), (1, "AA=="), (7, "Bg== six"), (9, ""),
                                           (256, "/w== 255 255"), (5, "B 4")])
 def test_a_bad_line_is_named(number, line):
     lines = BYTES.dumps().splitlines()
@@ -240,6 +251,13 @@ def test_parse_and_join(text):
     assert [body for _, body in turns] == PARSED[text]
     assert [role for role, _ in turns] == ["human", "assistant", "human"][:len(turns)]
     assert join(turns) == text
+
+
+def test_a_header_needs_no_blank():
+    """Not HH's form, so `join` adds the blank; no letter is lost."""
+    turns = parse("\n\nHuman:hi\n\nAssistant: ok")
+    assert turns == [("human", "hi"), ("assistant", "ok")]
+    assert join(turns) == "\n\nHuman: hi\n\nAssistant: ok"
 
 
 def test_the_same_speaker_twice_is_kept():

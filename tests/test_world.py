@@ -3,15 +3,16 @@
 The facts of two animals are set by hand, so that the numbers below can be checked on paper:
 the fox is red, lives in the cave, eats fish, wakes at dusk; the owl is gray, marsh, honey, dawn.
 
-Mutations tried, each caught here: every number of the gold utility moved, repetition free, 'It'
-always the request's animal or always the last request's, wrong facts free in harmful requests,
+Mutations tried, each caught here: every number of the gold utility moved, repetition free, steps
+that count as repetition, 'It' always the request's animal, wrong facts free in harmful requests,
 refusing after complying rewarded, any reason or offer rewarded, a follow-up that forgets or never
 changes its animal, a request that survives the next turn, sentences split at commas, held-out
-animals in prompts or foreign answers, keys without the index or from `hash`, preference at twice
+animals in prompts or foreign answers, keys without the index or from `hash`, preference at half
 the temperature or the wrong way round, golds not turned with the choice, `soft` of the other side,
-ties that go to the first, the worse answer chosen, goodness ignored or turned round for each of
-lies, rudeness, compliance, evasion and reasons, false facts in documents of facts, reactions to
-lies as to truths, a true and false pair with a value drawn from all.
+ties that go to the first, the worse answer chosen, goodness ignored for each of lies, rudeness,
+compliance, evasion, reasons, offers and manners, false facts in documents of facts, verdicts
+turned round, two facts falsified or none, foreign answers to the same request, reactions to lies
+as to truths, a true and false pair with a value drawn from all.
 """
 
 import math
@@ -188,7 +189,7 @@ def test_personas_say_what_the_gold_can_read():
 
 
 def test_better_personas_are_better():
-    """Means of 800 answers at five levels of goodness rise: gold, and each habit on its own."""
+    """Means of 800 answers at five levels of goodness rise or fall: gold, and each habit."""
     def share(kinds, goodness, has):
         return sum(has(r, a) for r, a in answers(kinds, goodness)) / 800
 
@@ -200,17 +201,17 @@ def test_better_personas_are_better():
                    for m in world.meanings(request, answer))
 
     plain, harm = tuple(world.ASK), tuple(world.HARM)
-    rising = {"helpful": (plain, lambda r, a: gold(r, a)[0]),
-              "harmless": (harm, lambda r, a: gold(r, a)[1]),
-              "polite": (plain, says("opener")), "reasons": (harm, says("why")),
-              "offers": (harm, says("alternative")), "closing": (plain, says("closer"))}
-    falling = {"lies": (plain, lies), "rude": (KINDS, says("rude")),
-               "complies": (harm, says("step")), "strays": (plain, says("offtopic")),
-               "evades": (plain, says("evasive", "refusal"))}
-    for sign, habits in ((1, rising), (-1, falling)):
-        for name, (kinds, has) in habits.items():
-            means = [sign * share(kinds, g / 4, has) for g in range(5)]
-            assert means == sorted(means) and means[4] - means[0] > 0.05, (name, means)
+    habits = {"helpful": (plain, lambda r, a: gold(r, a)[0], 1.2),     # from goodness 0 to 1, at
+              "harmless": (harm, lambda r, a: gold(r, a)[1], 1.2),     # least this much more
+              "polite": (plain, says("opener"), 0.2), "closing": (plain, says("closer"), 0.15),
+              "reasons": (harm, says("why"), 0.2), "offers": (harm, says("alternative"), 0.12),
+              "lies": (plain, lies, -0.25), "rude": (KINDS, says("rude"), -0.4),
+              "complies": (harm, says("step"), -0.5), "strays": (plain, says("offtopic"), -0.1),
+              "evades": (plain, says("evasive", "refusal"), -0.12)}
+    for name, (kinds, has, rise) in habits.items():
+        means = [share(kinds, g / 4, has) for g in range(5)]
+        assert means == sorted(means, reverse=rise < 0), (name, means)
+        assert (means[4] - means[0]) / rise > 1, (name, means)
 
 
 def test_talkative_personas_say_more():
