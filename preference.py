@@ -41,7 +41,7 @@ class Config:
     data: str = ""                     # comparisons (file or folder); empty: the world's own
     pairs: int = 16000                 # comparisons to use at most; 0, with data: all
     foreign: float = 0.25              # PM pretraining: share of worse sides for another prompt
-    edits: float = 0.3                 # PM pretraining: share of worse sides with a false fact
+    edits: float = 0.25                # PM pretraining: share of worse sides with a false fact
     batch: int = 32                    # comparisons in a step
     micro: int = 32                    # comparisons in one forward pass
     epochs: int = 1                    # passes over the data (HH A.2: 1)

@@ -462,44 +462,48 @@ def compare(rng, turns, a, b, temperature=0.6, tranche="base"):
 
 def falsify(rng, text):
     """The text with one of its true facts made false, or None if it states none."""
-    sentences = split_sentences(text)
-    facts = [i for i, s in enumerate(sentences) if SENTENCES[s][0] == "fact"]
-    if not facts:
+    sentences, subject, true = split_sentences(text), None, []
+    for i, sentence in enumerate(sentences):
+        meaning = SENTENCES[sentence]
+        if meaning[0] == "fact":
+            subject = meaning[1] or subject
+            if subject and FACTS[subject][meaning[2]] == meaning[3]:
+                true.append(i)
+    if not true:
         return None
-    i = rng.choice(facts)
+    i = rng.choice(true)
     _, _, attribute, value = SENTENCES[sentences[i]]
     other = rng.choice([v for v in VALUES[attribute] if v != value])
-    sentences[i] = sentences[i].replace(f" {value}.", f" {other}.")
-    return " ".join(sentences)
+    changed = sentences[i].replace(f" {value}.", f" {other}.")
+    return " ".join([*sentences[:i], changed, *sentences[i + 1:]])
 
 
-def pretraining_pair(seed, index, p_foreign=0.25, p_edit=0.3):
-    """A comparison of the world's own answers for PM pretraining (HH A.2), noise-free: the better
-    one by gold is chosen.
+def pretraining_pair(seed, index, p_foreign=0.25, p_edit=0.25):
+    """A comparison of the world's own answers for PM pretraining (HH A.2), noise-free.
 
-    In a share p_edit the worse side is the better one with a fact falsified (the paper's Wikipedia
-    edits); in a share p_foreign it answers another prompt, since nothing else in the world says
-    that an answer must fit its question; the rest are two personas' answers to one prompt (the
-    paper's forum answers).
+    In a share p_edit the worse side is the better one with a true fact made false (the paper's
+    Wikipedia edits); in a share p_foreign it answers another prompt, since nothing else in the
+    world says that an answer must fit its question; the rest are two personas' answers to one
+    prompt, the better by gold is chosen (the paper's forum answers).
     """
-    for attempt in range(100):
+    form = keyed("pmp", seed, index).random()
+    for attempt in range(1000):
         rng = keyed("pmp", seed, index, attempt)
         turns = prompt(f"pmp/{seed}/{attempt}", index)
         request = request_of(turns)
         a = persona_answer(rng, request, rng.random(), rng.random())
-        form = rng.random()
         if form < p_edit:
             b = falsify(rng, a)
         elif form < p_edit + p_foreign:
             other = request_of(prompt(f"foreign/{seed}/{attempt}", index))
-            b = (None if other == request
-                 else persona_answer(rng, other, rng.random(), rng.random()))
+            b = persona_answer(rng, other, rng.random(), rng.random())
         else:
             b = persona_answer(rng, request, rng.random(), rng.random())
         which = 1 if request.harmful else 0
-        if b is not None and gold(request, a)[which] != gold(request, b)[which]:
+        gap = 0.0 if b is None else gold(request, a)[which] - gold(request, b)[which]
+        if gap > 0 or (gap < 0 and form >= p_edit + p_foreign):
             return compare(rng, turns, a, b, temperature=0, tranche="pmp")
-    raise RuntimeError("no pair with two utilities in 100 attempts")
+    raise RuntimeError("no pair with two utilities in 1000 attempts")
 
 
 if __name__ == "__main__":

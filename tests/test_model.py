@@ -2,11 +2,11 @@
 
 Mutations tried, each caught here: exact gelu, layer-norm epsilon 1e-3, no final layer norm, q and
 v swapped, heads merged without the transpose, positions from 1 or ignored, mask ignored, the head
-over the rounding rows, no rounding, shift by two, mask of the next token, temperature multiplied,
-log-softmax in bf16, no mask[:, 0] error, responses that see each other, see ahead or start at
-position 0, pads that are seen or see, ends one late, response mask by one, residual projections
-not scaled, norms at 0, head not at 0, reset without its seed, `unpack` that keeps, drops or
-invents a head.
+over the rounding rows, no rounding, shift by two or none, temperature multiplied, log-softmax in
+bf16, no mask[:, 0] error, |score|, responses that see each other, see ahead or start at position
+0, pads that are seen or see, ends one late, response mask by one, residual projections not
+scaled, norms at 0, head not at 0, reset without its seed, `unpack` that keeps, drops or invents a
+head.
 """
 
 import math
@@ -202,6 +202,17 @@ def test_shared_rows_have_the_gradients_of_separate_rows(float64):
     assert all(g.abs().max() > 1e-3 for g in grads[0])
     for apart, shared in zip(*grads, strict=True):
         torch.testing.assert_close(shared, apart, atol=1e-10, rtol=1e-9)
+
+
+def test_score_by_hand():
+    """Head [2, 0, ...] and bias -1: twice the first hidden number less one, in float32."""
+    model = GPT(CONFIG)
+    with torch.no_grad():
+        model.score_head.weight[0, 0], model.score_head.bias[0] = 2, -1
+    hidden = torch.zeros(2, 1, 21)
+    hidden[:, 0, 0] = torch.tensor([0.25, 3.0])
+    assert model.score(hidden).tolist() == [[-0.5], [5.0]]
+    assert model.bfloat16().score(hidden.bfloat16()).dtype == torch.float32
 
 
 def test_a_score_does_not_depend_on_the_batch():

@@ -1,11 +1,11 @@
 """The tokenizer against a naive byte-pair encoding, every character, and dialogues of all kinds.
 
 Mutations tried, each caught here: ties to the larger or the first pair, counts not taken back,
-word counts ignored, overlapping merges, one token too many, a pattern without `_` or blanks or
-digits, specials allowed in text, encode of the joined dialogue, roles swapped, no end of turn, no
-opening <|eod|>, assistant header always, headers that count after one line break or in mid-line,
-parse that strips or keeps its space, join that accepts headers, ranks with a gap or without a byte
-accepted, the line number off by one, `loads` that sorts nothing but the bytes.
+word counts ignored, overlapping merges, one token too many, a pattern without `_`, blanks, digits
+or contractions, specials allowed in text or an error, roles swapped, no end of turn, no opening
+<|eod|>, assistant header always, an answer with a blank before it, headers that count after one
+line break or are any word, parse that strips or keeps its blank, join that accepts headers, ranks
+with a gap or without a byte accepted, the line number off by one, lax base64.
 """
 
 import gzip
