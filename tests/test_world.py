@@ -394,16 +394,27 @@ def test_pretraining_pairs_are_noise_free():
 
 
 def test_falsify():
-    """One fact, one value changed; what states no fact can't be falsified."""
-    answer, seen = "Sure! The fox is red. It eats fish.", set()
+    """One true fact, one value changed; what states no true fact can't be falsified."""
+    true = world.FACTS["fox"]
+    wrong = next(v for v in world.VALUES["home"] if v != true["home"])
+    answer = f"Sure! The fox is {true['color']}. It eats {true['food']}. It lives in the {wrong}."
+    seen = set()
     for i in range(100):
         words = world.falsify(world.keyed("falsify", i), answer).split()
         (old, new), = [(a, b) for a, b in zip(answer.split(), words, strict=True) if a != b]
-        kind = {"red.": "color", "fish.": "food"}[old]
-        assert new[:-1] in world.VALUES[kind] and new[-1] == "."
+        kind = {f"{true[k]}.": k for k in ("color", "food")}[old]    # never the false home
+        assert new[:-1] in world.VALUES[kind] and new[-1] == "." and new != old
         seen.add(kind)
     assert seen == {"color", "food"}
-    assert world.falsify(world.keyed(0), "I do not know.") is None
+    for text in ("I do not know.", f"The fox lives in the {wrong}."):
+        assert world.falsify(world.keyed(0), text) is None
+
+
+def test_the_worse_side_answers_another_prompt():
+    """With p_foreign=1 the chosen answer is the prompt's own: it never names another animal."""
+    for i in range(300):
+        line = world.pretraining_pair(0, i, p_foreign=1, p_edit=0)
+        assert animals_in(line["chosen"]) <= {request_of(line["prompt"]).animal}
 
 
 def test_pretraining_pairs_of_each_form():
