@@ -483,8 +483,8 @@ FULL = errno.ENOSPC, "No space left on device"
 @pytest.mark.parametrize("error, status, said", [
     (UserError("a bad value"), "error: a bad value", ""),
     (OSError(*FULL, "x.pt"), "error: x.pt: No space left on device", ""),
-    (OSError(*FULL), "error: disk: No space left on device", ""),
-    (KeyboardInterrupt(), "130", "the same command continues"),
+    (OSError(*FULL), "error: output: No space left on device", ""),
+    (KeyboardInterrupt(), "130", "the same command goes on"),
 ])
 def test_a_program_ends_in_one_clear_line(monkeypatch, capsys, error, status, said):
     def main(cfg):
@@ -569,7 +569,7 @@ def test_a_folder_that_cannot_take_the_run_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--out .*file/x: cannot be written"):
         Run(Config(out=str(tmp_path / "file" / "x")), "stage")
     save_checkpoint(tmp_path / "ckpt.pt", taught=[1])
-    with pytest.raises(UserError, match="holds no run to continue"):
+    with pytest.raises(UserError, match="is no run to continue"):
         Run(Config(out=str(tmp_path)), "stage")
     usage = common.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(common.shutil, "disk_usage", lambda _: usage._replace(free=10**7))
