@@ -40,7 +40,7 @@ class Config:
     length: int = 128                  # tokens of a text at most
     steps: int = 120                   # optimizer steps
     batch: int = 32                    # texts in a step (HH A.1: 32)
-    micro: int = 32                    # texts in one forward pass
+    micro: int = 8                     # texts in one forward pass, like lengths together
     lr: float = 5e-4                   # learning rate, linear to 0
     seed: int = 0                      # of texts and order
     every: int = 60                    # steps between evaluations, samples and checkpoints

@@ -99,7 +99,7 @@ class Attention(nn.Module):
         """x [B, T, C] -> q, k, v, each [B, H, T, D]."""
         B, T, C = x.shape
         q, k, v = self.c_attn.bias.split(C)
-        # The softmax does not see the keys' bias: its gradient is rounding, which Adam would blow up.
+        # The softmax does not see the keys' bias: its gradient is rounding, and Adam would grow it.
         bias = torch.cat([q, k.detach(), v])
         qkv = F.linear(x, self.c_attn.weight, bias).view(B, T, 3, self.n_head, C // self.n_head)
         return qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -204,18 +204,19 @@ class GPT(nn.Module):
     def decode(self, ids, positions, cache, slot, bias):
         """One token a row through the cache: ids, positions [B] -> hidden [B, C].
 
-        cache: (k, v), each [layers, B, H, S, D], written at slot `slot`; bias [B, 1, 1, slot + 1],
-        -inf where a row has only padding.
+        cache: (k, v), each [layers, B, H, S, D], written at slot `slot`; bias [B * H, 1, slot + 1],
+        -inf where a row has only padding. As batched matrix products: one query a row and head.
         """
         keys, values = cache
         x = (self.wte(ids) + self.wpe(positions))[:, None]                # [B, 1, C]
         for layer, block in enumerate(self.h):
             q, k, v = block.attn.split(block.ln_1(x))                     # [B, H, 1, D]
             keys[layer, :, :, slot], values[layer, :, :, slot] = k[:, :, 0], v[:, :, 0]
-            k = keys[layer, :, :, :slot + 1]                              # [B, H, slot + 1, D]
-            v = values[layer, :, :, :slot + 1]
-            weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias).softmax(-1)
-            x = x + block.attn.merge(weights @ v)
+            k = keys[layer, :, :, :slot + 1].flatten(0, 1)                # [B * H, slot + 1, D]
+            v = values[layer, :, :, :slot + 1].flatten(0, 1)
+            scores = torch.baddbmm(bias, q.flatten(0, 1), k.mT, alpha=q.shape[-1] ** -0.5)
+            y = torch.bmm(scores.softmax(-1), v)                          # [B * H, 1, D]
+            x = x + block.attn.merge(y.view_as(q))
             x = x + block.mlp(block.ln_2(x))
         return self.ln_f(x)[:, 0]
 
@@ -289,8 +290,10 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
         raise ValueError(f"prompt of {longest} tokens + {new} new ones > context of {c.n_ctx}")
     device, B = model.device, len(prompts) * n
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    keys = torch.zeros(c.n_layer, B, c.n_head, longest + new, c.n_embd // c.n_head, device=device)
-    values, hidden = torch.zeros_like(keys), torch.empty(B, c.n_embd, device=device)
+    keys = torch.empty(c.n_layer, B, c.n_head, longest + new, c.n_embd // c.n_head, device=device)
+    values, hidden = torch.empty_like(keys), torch.empty(B, c.n_embd, device=device)
+    for cache in (keys, values):
+        cache[:, :, :, :longest] = 0                                    # 0 times it must be 0
     for some in (order[i:i + 32] for i in range(0, len(order), 32)):    # prefill, similar lengths
         ids, lengths = pad_rows([prompts[i] for i in some], pad, device)
         kept = []
@@ -299,15 +302,15 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
         last = out[torch.arange(len(some), device=device), lengths - 1]
         hidden[rows] = last.repeat_interleave(n, 0)
         for layer, (k, v) in enumerate(kept):
-            keys[layer, rows, :, :ids.shape[1]] = k.repeat_interleave(n, 0)
-            values[layer, rows, :, :ids.shape[1]] = v.repeat_interleave(n, 0)
+            for cache, x in ((keys, k), (values, v)):
+                x = x.repeat_interleave(n, 0) if n > 1 else x
+                cache[layer, rows, :, :ids.shape[1]] = x
     lengths = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)  # [B]
     # New tokens go to slots longest, longest + 1, ... of every row; slots between a row's prompt
     # and there stay unseen.
-    bias = torch.zeros(B, 1, 1, longest + new, device=device)
-    outside = torch.arange(longest + new, device=device) >= lengths[:, None]               # [B, S]
-    bias.masked_fill_(outside[:, None, None], -math.inf)
-    bias[..., longest:] = 0
+    bias = torch.zeros(B, c.n_head, 1, longest + new, device=device)
+    outside = torch.arange(longest, device=device) >= lengths[:, None]              # [B, longest]
+    bias[..., :longest].masked_fill_(outside[:, None, None], -math.inf)
     tokens = torch.full((B, new), pad, device=device)
     logps, done_at = torch.zeros(B, new, device=device), torch.full((B,), new, device=device)
     live = torch.arange(B, device=device)
@@ -330,7 +333,7 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
         if not len(live) or t == new - 1:
             break
         hidden = model.decode(picked, lengths + t, (keys, values), longest + t,
-                              bias[..., :longest + t + 1])
+                              bias[..., :longest + t + 1].flatten(0, 1))
     return tokens, done_at, logps
 
 

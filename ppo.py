@@ -43,7 +43,7 @@ class Config:
     temperature: float = 1.0           # of sampling, and of both sides of the ratio
     epochs: int = 2                    # passes over an iteration's samples (K of HH B.1)
     minibatch: int = 64                # samples in an optimizer step
-    micro: int = 16                    # samples in one forward pass
+    micro: int = 8                     # samples in one forward pass, like lengths together
     lr: float = 1e-4                   # policy's learning rate, after warm-up constant
     critic_lr: float = 3e-4            # critic's learning rate
     warmup: int = 5                    # iterations of linear warm-up

@@ -43,7 +43,7 @@ class Config:
     foreign: float = 0.25              # PM pretraining: share of worse sides for another prompt
     edits: float = 0.25                # PM pretraining: share of worse sides with a false fact
     batch: int = 32                    # comparisons in a step
-    micro: int = 32                    # comparisons in one forward pass
+    micro: int = 8                     # comparisons in one forward pass, like lengths together
     epochs: int = 1                    # passes over the data (HH A.2: 1)
     lr: float = 1e-3                   # peak learning rate, linear to 0
     warmup: int = 20                   # steps of linear warm-up
@@ -230,6 +230,7 @@ def train(cfg):
         return print(f"preference: {run.dir} is finished, skipped") if rank == 0 else None
     source = load_source(cfg.init)
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
+    model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
     n_ctx = model.config.n_ctx
     if cfg.data:
         lines = read_comparisons(cfg.data)[:cfg.pairs or None]
@@ -255,7 +256,7 @@ def train(cfg):
     for step in range(run.step, steps):
         chosen_rows = batch_rows(len(rows), cfg.batch, step, cfg.seed, "preference")
         own, sums = mine(chosen_rows, rank, world_size), [0.0, 0.0]
-        own = sorted(own, key=lambda r: len(rows[r][0]))
+        own = sorted(own, key=lambda r: len(rows[r][0]) + sum(map(len, rows[r][1])))
         for i in range(0, len(own), cfg.micro):
             scores = score_rows(model, tok, [rows[r] for r in own[i:i + cfg.micro]])
             chosen, rejected = scores.unbind(1)

@@ -32,7 +32,7 @@ class Config:
     documents: int = 52000             # documents of the toy world to train on
     steps: int = 800                   # optimizer steps
     batch: int = 64                    # documents in a step, about 80 tokens each
-    micro: int = 16                    # documents in one forward pass, like lengths together
+    micro: int = 8                     # documents in one forward pass, like lengths together
     lr: float = 4e-3                   # peak learning rate, cosine to a tenth
     warmup: int = 40                   # steps of linear warm-up
     decay: float = 0.1                 # AdamW weight decay of matrices

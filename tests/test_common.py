@@ -2,14 +2,17 @@
 
 Oracles: hand-computed numbers, another library's optimizer step, the uninterrupted sequence.
 
-Proved alive by single-line faults, each of which fails here: a constant key; uniforms that ignore
-the row; one permutation for all epochs, or one drawn from the step; mean of means; no clipping;
-the step taken on a gradient that is not finite; missing gradients left out; gradients of one rank
-only; decay on vectors; warm-up from 0, no floor; shares of ranks that overlap; the learning rate
-not set; write in place; leftover temporary file; weights_only=False; the format mark not looked
-at; any RuntimeError of the writer let through; metrics of repeated steps kept; a torn line kept; a
-changed flag accepted; `--out` compared; abbreviations of flags accepted; help without the comment;
-exit status 0 after an error.
+Mutations tried, each caught here: key cut short or glued, uniforms that ignore the row or its
+type, one order for all epochs, numpy's global state, too few rows accepted; shares of ranks that
+lose rows, rows gathered out of order; sums or gradients of one rank, averaged, in float32; a rank
+without rows that stays out, a step on NaN, no clipping, learning rate not set, gradients kept, no
+decay, decay of vectors, frozen weights optimized; warm-up from 0 or left out of the rest, no floor,
+cosine doubled; write in place, by copy, temporary file left, a full disk's traceback, weights_only
+off, format mark or type not looked at, empty or missing file; abbreviated flags, help without
+comments or with a bare %, no --no-x, status 0 after an error or Ctrl-C; metrics of repeated steps
+kept, a torn line kept, `out` compared, a changed flag accepted, a checkpoint of no run continued,
+all ranks save, second signal ignored, SIGTERM not taken, coarse metrics, full disk not looked at,
+a run that never finishes or starts over.
 """
 
 import dataclasses

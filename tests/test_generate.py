@@ -151,7 +151,8 @@ def test_decode_equals_the_full_forward(model):
         full = model(ids)
         for t in range(23):
             at = torch.tensor([t, t])
-            hidden = model.decode(ids[:, t], at, cache, t, torch.zeros(2, 1, 1, t + 1))
+            bias = torch.zeros(2 * c.n_head, 1, t + 1)
+            hidden = model.decode(ids[:, t], at, cache, t, bias)
             torch.testing.assert_close(hidden, full[:, t], atol=1e-5, rtol=0)
 
 

@@ -3,7 +3,19 @@
 The cases are faults that people met in other code: each test states the right numbers, and those
 of a common wrong version. Letters: B answers, R response tokens, P prompt tokens, V vocabulary.
 
-Proved alive by single-line faults, each of which fails here: MUTATIONS
+Mutations tried, each caught here: k2 without its half, k3 backwards, k1 clamped, arguments of the
+KL swapped, sign of the penalty, beta doubled, score one token early or late, score in place of the
+penalty, an empty answer that wraps round, masking by multiplication; advantages without bootstrap,
+lambda or gamma, rewards for returns; sample variance, mean or spread of one rank, no whitening;
+ratio upside down, no minimum, optimistic policy or value loss, sign of the loss, count of clipped
+tokens, value clip off centre; pads read by any of these; value one late, log-prob one early, policy
+or reference without the temperature; score at the pad, one early, without <|eoc|> or in another
+order; an end of turn looked for in the prompt, any special id as an end, penalty in place of the
+score, order of shift and scale, end token masked, masks from ids; variance for spread, scores not
+normalized; the reference the policy itself, shared in part, not frozen, or read from the resumed
+policy; mean of means in either loss, one minibatch for all, no warm-up, ratio not reported, KL
+clamped in the log, k3 per token, gold in the advantages, unkeyed numbers; critic, optimizers or
+normalization not resumed.
 """
 
 import itertools
@@ -781,6 +793,7 @@ def test_the_reference_stays_and_the_policy_leaves_it(stage, tmp_path, monkeypat
     _, policy, reference, critic, pm = seen[0]
     assert same(reference.state_dict(), load_checkpoint(stage / "policy.pt")["model"])
     assert same(pm.state_dict(), load_checkpoint(stage / "pm.pt")["model"])
+    assert not any(p.requires_grad for m in (reference, pm) for p in m.parameters())
     assert not same(end["model"], reference.state_dict())
     assert not same(end["critic"], pm.state_dict())
     owners = [p.untyped_storage().data_ptr() for m in (policy, reference, critic, pm)
@@ -814,6 +827,33 @@ def test_gradients_do_not_depend_on_the_micro_batches(stage, tmp_path, monkeypat
         assert a.norm() > 0.01
         assert torch.allclose(a, c, rtol=0, atol=1e-5 * c.norm()), (a - c).abs().max()
         assert torch.allclose(b, c, rtol=0, atol=1e-5 * c.norm())
+
+
+def test_the_update_gets_whitened_advantages(stage, tmp_path, monkeypatch):
+    """Mean 0 and variance 1 over the tokens of the iteration, not of a minibatch."""
+    seen, inner = [], ppo.policy_loss
+
+    def recorded(logp, old, advantages, mask, clip):
+        seen.append(advantages[mask])
+        return inner(logp, old, advantages, mask, clip)
+
+    monkeypatch.setattr(ppo, "policy_loss", recorded)
+    train(stage, tmp_path, minibatch=4, micro=1)
+    seen = torch.cat(seen).double()
+    assert seen.mean().abs() < 1e-6 and (seen ** 2).mean().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_sampler_that_disagrees_shows_in_the_first_ratio(stage, tmp_path, monkeypatch):
+    """Log-probs of sampling that are .3 too low: the number that should be 0 is .3."""
+    inner = ppo.rollout
+
+    def off(*args):
+        batch = inner(*args)
+        return dict(batch, logp=batch["logp"] - 0.3)
+
+    monkeypatch.setattr(ppo, "rollout", off)
+    (line,), _ = train(stage, tmp_path, lr=0.0)
+    assert line["first_log_ratio"] == pytest.approx(0.3, abs=1e-4) and line["clip_fraction"] > 0
 
 
 def test_each_epoch_takes_each_answer_once(stage, tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ def test_ranks_collect_the_comparisons_of_one_process(tiny, nursery, tmp_path, w
 def test_torchrun_itself(tiny, tmp_path):
     """The command of the docstrings."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
-            "--master_port=0", *tiny.command("pretrain", tmp_path / "run")]
+            "--standalone", *tiny.command("pretrain", tmp_path / "run")]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300 * PATIENCE,
                           env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
     assert done.returncode == 0, done.stderr
@@ -229,7 +229,7 @@ def test_torchrun_interrupted_saves_and_goes_on(tiny, tmp_path):
     argv = tiny.command("pretrain", tmp_path / "run")
     env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     run = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
-                            "--master_port=0", *argv], cwd=ROOT, env=env,
+                            "--standalone", *argv], cwd=ROOT, env=env,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 120 * PATIENCE
     while not (tmp_path / "run" / "ckpt.pt").exists() and time.monotonic() < end:

@@ -67,18 +67,19 @@ class Done:
 class Job:
     """A command that runs."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, server):
+        self.folder, self.server = folder, server
 
     def file(self, name, timeout):
         """Text of one of the job's files, once it is there."""
         path, end = self.folder / name, time.monotonic() + timeout * PATIENCE
         while not path.exists():
-            if time.monotonic() > end:
-                if name == "code":
+            late = time.monotonic() > end
+            if late or self.server.poll() is not None:
+                if late and name == "code":
                     self.kill(signal.SIGKILL)
-                raise TimeoutError(f"{self.folder}: no {name} after {timeout} s\n"
-                                   + (self.folder / "err").read_text(errors="replace")[-2000:])
+                said = contents(self.folder).get("err", b"").decode(errors="replace")[-2000:]
+                raise TimeoutError(f"no {name} after {timeout} s, or no server any more\n{said}")
             time.sleep(0.005)
         return path.read_text(errors="replace")
 
@@ -118,7 +119,7 @@ class Nursery:
         job = dict(argv=list(map(str, argv)), hooks=list(hooks), env=env or {}, folder=str(folder))
         self.server.stdin.write(json.dumps(job) + "\n")
         self.server.stdin.flush()
-        return Job(folder)
+        return Job(folder, self.server)
 
     def run(self, argv, hooks=(), env=None, timeout=120):
         return self.start(argv, hooks, env).wait(timeout)
