@@ -219,8 +219,11 @@ def write_atomically(path, write):
         os.replace(part, path)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError):  # torch's writer hides "no space left" in one
-            reason = str(error).splitlines()[0]
+        cause = error  # torch's writer hides "no space left" in a RuntimeError
+        while cause and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause or isinstance(error, RuntimeError):
+            reason = cause.strerror if cause else str(error).splitlines()[0]
             raise UserError(f"{path}: not written ({reason}); the old file is intact") from None
         raise
 
@@ -242,7 +245,7 @@ def load_checkpoint(path, device="cpu"):
     try:
         content = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # a truncated zip, a pickle with code, text: torch raises many types
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        reason = (str(error) or "it is empty").splitlines()[0][:120]
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: written by another program or version (no {FORMAT!r} mark)")

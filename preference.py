@@ -241,8 +241,9 @@ def train(cfg):
     truths = truth_rows(tok, world.TRAIN), truth_rows(tok, world.HELD_OUT)
     steps = cfg.epochs * (len(rows) // cfg.batch)
     if not steps:
-        raise UserError(f"{len(rows)} comparisons are usable (dropped {dropped}), fewer than one "
-                        f"--batch of {cfg.batch}")
+        read = len(rows) + sum(dropped.values())
+        raise UserError(f"{len(rows)} comparisons of {read} are usable (dropped {dropped}), fewer "
+                        f"than one --batch of {cfg.batch}")
     optimizer = adamw(model, cfg.lr)
     if run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])

@@ -102,6 +102,8 @@ def train(cfg):
     rank, world_size, device = start(cfg.device)
     if cfg.size not in SIZES:
         raise UserError(f"--size {cfg.size}: choose from {', '.join(SIZES)}")
+    if cfg.vocab < 262:
+        raise UserError(f"--vocab {cfg.vocab}: at least 262 (256 bytes and 6 special tokens)")
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None

@@ -142,6 +142,14 @@ def test_asked_while_the_teacher_reads(tiny, nursery, tmp_path):
     same(tiny.whole("distill"), out)
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_asked_before_it_began(tiny, nursery, tmp_path, name):
+    for stage in ("pretrain", "ppo"):
+        argv = tiny.command(stage, tmp_path / stage)
+        assert interrupted(nursery.run(argv, hooks=[("at_call", ["common.start", 1, name])]))
+        assert not (tmp_path / stage).exists()
+
+
 @pytest.mark.parametrize("stage", ["pretrain", "collect"])
 def test_asked_when_all_is_done_it_finishes_and_stops_the_script(tiny, nursery, tmp_path, stage):
     """During the last evaluation, or the last chunk: the work is kept, the status is not 0."""

@@ -170,6 +170,7 @@ def work(job, folder):
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(0, closefd=False)  # a fresh one: the server has read from its own
     os.environ.update(job["env"])
     code, finish = 0, []
     try:
@@ -247,6 +248,7 @@ def at_step(argument):
     def logged(self, now, **metrics):
         log(self, now, **metrics)
         if now == step and self.rank == rank:
+            common.Run.log = log  # once: an evaluation logs the same step again
             os.kill(os.getpid(), getattr(signal, name))
 
     common.Run.log = logged
