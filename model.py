@@ -306,8 +306,7 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
                 x = x.repeat_interleave(n, 0) if n > 1 else x
                 cache[layer, rows, :, :ids.shape[1]] = x
     lengths = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)  # [B]
-    # New tokens go to slots longest, longest + 1, ... of every row; slots between a row's prompt
-    # and there stay unseen.
+    # New tokens go to slots longest, longest + 1, ...; what is between a prompt and there, unseen.
     bias = torch.zeros(B, c.n_head, 1, longest + new, device=device)
     outside = torch.arange(longest, device=device) >= lengths[:, None]              # [B, longest]
     bias[..., :longest].masked_fill_(outside[:, None, None], -math.inf)

@@ -221,6 +221,13 @@ def own_pairs(cfg, tok, n_ctx, seed, count):
     return encode_comparisons(tok, lines, n_ctx)
 
 
+def training_rows(cfg, tok, n_ctx):
+    """The comparisons of `data`, or the world's own, as rows; what was dropped."""
+    if not cfg.data:
+        return own_pairs(cfg, tok, n_ctx, cfg.seed, cfg.pairs)
+    return encode_comparisons(tok, read_comparisons(cfg.data)[:cfg.pairs or None], n_ctx)
+
+
 def train(cfg):
     if cfg.collect:
         return collect(cfg)
@@ -231,19 +238,13 @@ def train(cfg):
     source = load_source(cfg.init)
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
     model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
-    n_ctx = model.config.n_ctx
-    if cfg.data:
-        lines = read_comparisons(cfg.data)[:cfg.pairs or None]
-        rows, dropped = encode_comparisons(tok, lines, n_ctx)
-    else:
-        rows, dropped = own_pairs(cfg, tok, n_ctx, cfg.seed, cfg.pairs)
-    heldout, _ = own_pairs(cfg, tok, n_ctx, f"heldout/{cfg.seed}", 400)
+    rows, dropped = training_rows(cfg, tok, model.config.n_ctx)
+    heldout = own_pairs(cfg, tok, model.config.n_ctx, f"heldout/{cfg.seed}", 400)[0]
     truths = truth_rows(tok, world.TRAIN), truth_rows(tok, world.HELD_OUT)
     steps = cfg.epochs * (len(rows) // cfg.batch)
     if not steps:
-        read = len(rows) + sum(dropped.values())
-        raise UserError(f"{len(rows)} comparisons of {read} are usable (dropped {dropped}), fewer "
-                        f"than one --batch of {cfg.batch}")
+        raise UserError(f"{len(rows)} comparisons of {len(rows) + sum(dropped.values())} are usable"
+                        f" (dropped {dropped}), fewer than one --batch of {cfg.batch}")
     optimizer = adamw(model, cfg.lr)
     if run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])
@@ -253,11 +254,13 @@ def train(cfg):
     def save(step, finished=False):
         run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
 
+    def size(r):
+        return len(rows[r][0]) + sum(map(len, rows[r][1]))
+
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
         chosen_rows = batch_rows(len(rows), cfg.batch, step, cfg.seed, "preference")
-        own, sums = mine(chosen_rows, rank, world_size), [0.0, 0.0]
-        own = sorted(own, key=lambda r: len(rows[r][0]) + sum(map(len, rows[r][1])))
+        own, sums = sorted(mine(chosen_rows, rank, world_size), key=size), [0.0, 0.0]
         for i in range(0, len(own), cfg.micro):
             scores = score_rows(model, tok, [rows[r] for r in own[i:i + cfg.micro]])
             chosen, rejected = scores.unbind(1)

@@ -1,7 +1,7 @@
 """How fast this project trains, generates and compares here, beside transformers on the same work.
 
-    python runs/bench.py                                      all: a few minutes on two cores
-    python runs/bench.py --items lm_train --out bench.jsonl   one; the JSON lines into a file too
+    python runs/bench.py                                      # all: a few minutes on two cores
+    python runs/bench.py --items lm_train --out bench.jsonl   # one; the JSON lines into a file too
 
 Speed is told in units (tokens, new tokens, comparisons) a second, in GFLOP/s, and as a fraction of
 what torch.mm of two 2048 x 2048 matrices reaches on this machine. The operations counted are the

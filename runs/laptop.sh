@@ -11,6 +11,7 @@ bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 OUT="${OUT:-out/laptop}"
 SEED="${SEED:-0}"
+OTHER_SEED=$((SEED + 1000))
 # Idle threads sleep instead of spinning: several times faster when the machine does other work too.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 
@@ -37,6 +38,6 @@ $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED
 # never met, and on other prompts about those it did (20 seconds each).
 $PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
     --heldout
-$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$((SEED+1000))"
+$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
 $PY eval.py --run "$OUT" --seed "$SEED"
 echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"

@@ -171,7 +171,6 @@ def test_a_preference_model_of_another_vocabulary(tiny, nursery, tmp_path):
     lines[300], lines[301] = (f"{a.split()[0]} {b.split()[1]}"
                               for a, b in ((lines[300], lines[301]), (lines[301], lines[300])))
     content["tokenizer"] = "".join(x + "\n" for x in lines)
-    del content["format"]
     save_checkpoint(tmp_path / "other.pt", **content)
     done = nursery.run(tiny.command("ppo", tmp_path / "run", pm=tmp_path / "other.pt"))
     assert refused(done, "different vocabularies", tmp_path / "other.pt", tiny.whole("distill"))

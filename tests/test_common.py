@@ -363,7 +363,7 @@ def test_what_a_kill_left_half_written_is_no_hindrance(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error, seen", [
     (RuntimeError("PytorchStreamWriter failed writing file data/0\nstack"), UserError),
-    (OSError(errno.ENOSPC, "No space left on device"), OSError),
+    (OSError(errno.ENOSPC, "No space left on device"), UserError),
     (KeyboardInterrupt(), KeyboardInterrupt),
 ])
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch, error, seen):
