@@ -20,7 +20,7 @@ files=(requirements.txt)
 case "$*" in
     "") ;;
     --test) files+=(tests/requirements.txt) ;;
-    *) fail "unknown argument in '$*'; usage: bash runs/setup.sh [--test]" ;;
+    *) fail "unknown argument in '$*'; the only one is --test" ;;
 esac
 
 # A file's stamp is the checksum it had when it was last installed: with nothing new, this takes milliseconds.
