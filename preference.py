@@ -103,6 +103,8 @@ def collect(cfg):
                 lines.append({**line, "prompt": join([*line["prompt"], ("assistant", "")])})
                 bar.update()
         i += chunk
+        if not lines:                                    # it would never end
+            raise UserError(f"{cfg.policy}: both answers to each of {i} prompts are the same text")
     bar.close()
     if rank == 0:
         text = "".join(json.dumps(x) + "\n" for x in lines)

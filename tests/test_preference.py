@@ -346,6 +346,14 @@ def test_without_noise_the_better_answer_is_chosen(policy, tmp_path):
     assert all(x["gold"][0] >= x["gold"][1] for x in collected(policy, tmp_path, temperature=0.0))
 
 
+def test_a_policy_with_one_answer_is_refused(policy, tmp_path, monkeypatch):
+    """Its two answers are always the same text, so no number of prompts would do."""
+    monkeypatch.setattr(preference, "respond",
+                        lambda model, tok, prompts, *_: [("x", True)] * len(prompts))
+    with pytest.raises(UserError, match="both answers to each of .* the same text"):
+        collected(policy, tmp_path)
+
+
 def trained(policy, out, data="", **flags):
     cfg = preference.Config(init=policy, out=str(out), data=str(data), device="cpu",
                             **{**dict(pairs=16, batch=8, micro=8, lr=1e-3, warmup=0), **flags})
