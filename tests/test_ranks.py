@@ -120,6 +120,20 @@ def test_micro_batches_change_nothing(tiny, nursery, tmp_path, stage, micro):
     close(tiny.whole(stage), tmp_path / "run")
 
 
+@pytest.mark.parametrize("stage", LOOPS)
+def test_what_no_loss_sees_does_not_move(tiny, stage):
+    """The keys' bias, and in the PM's loss the score's: Adam would walk them along roundings."""
+    found = weights(tiny.whole(stage))
+    for network in found.values():
+        for name, bias in network.items():
+            if name.endswith("c_attn.bias"):
+                query, key, value = bias.chunk(3)
+                assert query.any() and value.any() and not key.any()
+    if stage in ("pmp", "pm"):
+        assert found["model"]["score_head.weight"].any()
+        assert not found["model"]["score_head.bias"].any()
+
+
 # ---------------------------------------------------------------- numbers by hand
 
 SUMS = """
