@@ -12,7 +12,6 @@ save or with status 0; a finished stage that runs again; a teacher's cache of ot
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,8 @@ def interrupted(done):
 
 # ---------------------------------------------------------------- killed
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [pytest.param(s, marks=pytest.mark.slow) if s == "pmp" else s
+                                   for s in STAGES])  # pm is the same loop
 def test_killed_at_random_moments_and_continued(tiny, nursery, tmp_path, stage):
     """kill -9 three times, each at a random write of the process; then to the end."""
     rng, out = random.Random(f"kill {stage}"), tmp_path / "run"
@@ -102,8 +102,8 @@ def test_a_real_process_killed_and_continued(tiny, tmp_path):
 # ---------------------------------------------------------------- asked to stop
 
 @pytest.mark.parametrize("stage, step, name", [
-    ("pretrain", 4, "SIGINT"), ("distill", 3, "SIGTERM"), ("pmp", 6, "SIGINT"),
-    ("pm", 10, "SIGTERM"), ("ppo", 2, "SIGINT"),
+    ("pretrain", 4, "SIGINT"), ("distill", 3, "SIGTERM"), ("pm", 10, "SIGTERM"),
+    ("ppo", 2, "SIGINT"), pytest.param("pmp", 6, "SIGINT", marks=pytest.mark.slow),
 ])
 def test_asked_to_stop_it_saves_and_goes_on(tiny, nursery, tmp_path, stage, step, name):
     """Step 10 of pm is its last: only the evaluation is left. Lines after the save are dropped."""
@@ -173,18 +173,16 @@ def test_a_finished_stage_is_skipped_and_says_so(tiny, nursery, stage):
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == times
 
 
-def test_the_teachers_cache_belongs_to_its_texts(tiny, nursery, tmp_path):
+@pytest.mark.parametrize("flag", [
+    dict(texts=18), dict(seed=1), pytest.param(dict(length=30), marks=pytest.mark.slow),
+    pytest.param(dict(top=20), marks=pytest.mark.slow),
+])
+def test_the_teachers_cache_belongs_to_its_texts(tiny, nursery, tmp_path, flag):
     """Killed before the first checkpoint and started with other texts: as if it were the first."""
-    out, fresh = tmp_path / "run", tmp_path / "fresh"
-    hook = ("at_step", [0, "SIGKILL", 0])
-    for other in (dict(texts=18), dict(length=30), dict(seed=1), dict(top=20)):
-        flags = dict(steps=2, **other)
-        argv = tiny.command("distill", out, steps=2)
-        assert nursery.run(argv, hooks=[hook]).code == -signal.SIGKILL
-        assert (out / "teacher.pt").exists()
-        for folder in (out, fresh):
-            done = nursery.run(tiny.command("distill", folder, **flags))
-            assert done.code == 0, done.err
-        same(fresh, out)
-        shutil.rmtree(out)
-        shutil.rmtree(fresh)
+    argv = tiny.command("distill", tmp_path / "run", steps=2)
+    assert nursery.run(argv, hooks=[("at_step", [0, "SIGKILL", 0])]).code == -signal.SIGKILL
+    assert (tmp_path / "run" / "teacher.pt").exists()
+    for name in ("run", "fresh"):
+        done = nursery.run(tiny.command("distill", tmp_path / name, steps=2, **flag))
+        assert done.code == 0, done.err
+    same(tmp_path / "fresh", tmp_path / "run")

@@ -35,8 +35,8 @@ FLAGS = {
                      warmup=3, every=3),
     "distill": dict(texts=24, length=40, steps=10, batch=6, micro=4, every=3),
     "collect": dict(collect=44, new=10),
-    "pmp": dict(pairs=62, batch=6, micro=4, warmup=2, every=3),
-    "pm": dict(pairs=0, batch=4, micro=3, warmup=2, every=3),
+    "pmp": dict(pairs=62, batch=6, micro=4, warmup=2, every=5),
+    "pm": dict(pairs=0, batch=4, micro=3, warmup=2, every=5),
     "ppo": dict(iterations=5, samples=8, minibatch=4, epochs=1, micro=3, calibrate=8, new=8,
                 warmup=2, every=2),
 }
@@ -123,6 +123,10 @@ class Nursery:
 
     def run(self, argv, hooks=(), env=None, timeout=120):
         return self.start(argv, hooks, env).wait(timeout)
+
+    def run_all(self, argvs):
+        """Commands side by side, each with its outcome in the order given."""
+        return [job.wait() for job in [self.start(argv) for argv in argvs]]
 
     def start_ranks(self, world, argv, hooks=()):
         """The processes of `torchrun --nproc_per_node=WORLD ARGV`, with the environment it sets."""
