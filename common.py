@@ -294,7 +294,8 @@ class Run:
             if "config" not in self.resume:
                 raise UserError(f"{self.dir}: its checkpoint is no run to continue; choose another "
                                 "--out")
-            old = self.resume["config"]
+            defaults = {f.name: f.default for f in dataclasses.fields(cfg)}
+            old = {**defaults, **self.resume["config"]}  # a younger knob was at its default
             changed = [k for k in config if k not in ("out", "device") and old.get(k) != config[k]]
             if changed:
                 k = changed[0]

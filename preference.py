@@ -30,7 +30,7 @@ from tqdm import tqdm
 from common import (Run, UserError, adamw, batch_rows, entry, everyones, load_source, mine,
                     schedule, start, total, uniforms, update, write_atomically)
 from data import world
-from data.tokenizer import join, loads, parse
+from data.tokenizer import join, loads, parse_prompt
 from model import pack, respond, shared_prompt_rows, unpack
 
 
@@ -100,7 +100,7 @@ def collect(cfg):
             elif len(lines) == cfg.collect:
                 dropped["surplus"] += 1
             else:
-                lines.append({**line, "prompt": join([*line["prompt"], ("assistant", "")])})
+                lines.append({**line, "prompt": join(line["prompt"], answer=True)})
                 bar.update()
         i += chunk
         if not lines:                                    # it would never end
@@ -137,10 +137,7 @@ def read_comparisons(path):
             for field in form:
                 if not isinstance(line[field], str):
                     raise ValueError(f"field {field!r} is not text")
-            line["prompt"] = parse(line["prompt"])
-            if line["prompt"][-1] != ("assistant", ""):
-                raise ValueError("field 'prompt' must end with an empty 'Assistant:'")
-            line["prompt"].pop()
+            line["prompt"] = parse_prompt(line["prompt"])
         except (ValueError, KeyError, TypeError) as error:
             what = f"no field {error}" if isinstance(error, KeyError) else error
             raise UserError(f"{path} line {number}: {what}; a line is {json.dumps(form)}") from None

@@ -159,7 +159,8 @@ def train_bpe(texts, vocab):
 def parse(text):
     """HH text -> turns; ValueError if it does not begin with a header.
 
-    A header counts only after a blank line; `join(parse(x)) == x` for text in HH form.
+    A header counts only after a blank line. `join(parse(x)) == x` for text in HH form, in which a
+    space follows each header; what lacks one comes back with it.
     """
     pieces = re.split(r"\n\n(Human|Assistant):", text)
     if pieces[0] or len(pieces) == 1:
@@ -169,13 +170,37 @@ def parse(text):
             for role, body in zip(pieces[1::2], pieces[2::2], strict=True)]
 
 
-def join(turns):
-    """Turns -> HH text. ValueError for a text with a role header: it would come back as a turn."""
+def join(turns, answer=False):
+    """Turns -> HH text; answer=True adds the open "\\n\\nAssistant:" that a prompt ends with.
+
+    ValueError for a text with a role header: it would come back as a turn.
+    """
     for _, text in turns:
         if re.search(r"\n\n(Human|Assistant):", text):
             raise ValueError("a turn may not contain a role header after a blank line: "
                              f"{text[:60]!r}")
-    return "".join(HEADERS[role] + (" " + text if text else "") for role, text in turns)
+    text = "".join(f"{HEADERS[role]} {text}" for role, text in turns)
+    return text + HEADERS["assistant"] if answer else text
+
+
+def parse_prompt(text):
+    """The turns before the open "\\n\\nAssistant:" that a prompt must end with; else ValueError."""
+    if not text.endswith(HEADERS["assistant"]):
+        raise ValueError(f"a prompt must end with 'Assistant:' after a blank line: {text[-40:]!r}")
+    return parse(text)[:-1]
+
+
+def fit(tok, turns, room):
+    """Ids of a prompt in at most `room` tokens: the oldest turns go first, down to the last human.
+
+    None if the last human turn does not fit, or there is none.
+    """
+    last = max((i for i, (role, _) in enumerate(turns) if role == "human"), default=0)
+    for first in (i for i in range(last + 1) if turns[i][0] == "human"):
+        ids = tok.render(turns[first:], answer=True)
+        if len(ids) <= room:
+            return ids
+    return None
 
 
 def main():

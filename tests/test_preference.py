@@ -20,7 +20,7 @@ from scipy.special import expit
 import preference
 from common import UserError, keyed, load_checkpoint, save_checkpoint
 from data import world
-from data.tokenizer import join, parse, train_bpe
+from data.tokenizer import join, parse_prompt, train_bpe
 from model import GPT, GPTConfig, pack
 from preference import (
     accuracy,
@@ -230,9 +230,9 @@ GOOD = dict(prompt=PROMPT, chosen="x", rejected="y")
     (dict(chosen="x", rejected="y"), "no field 'prompt'"),
     ({**GOOD, "chosen": None}, "field 'chosen' is not text"),
     ({**GOOD, "rejected": ["y"]}, "field 'rejected' is not text"),
-    ({**GOOD, "prompt": "hi"}, "must begin with a blank line"),
-    ({**GOOD, "prompt": "\n\nHuman: hi"}, "field 'prompt' must end with an empty 'Assistant:'"),
-    ({**GOOD, "prompt": PROMPT + " so"}, "field 'prompt' must end with an empty 'Assistant:'"),
+    ({**GOOD, "prompt": "hi"}, "must end with"),
+    ({**GOOD, "prompt": "\n\nHuman: hi"}, "must end with 'Assistant:' after a blank line"),
+    ({**GOOD, "prompt": PROMPT + " so"}, "must end with 'Assistant:' after a blank line"),
 ])
 def test_a_bad_line_is_named_with_its_file_and_field(tmp_path, bad, said):
     path = write(tmp_path / "some.jsonl", GOOD, bad, GOOD)
@@ -332,8 +332,7 @@ def test_a_collected_line_holds_what_it_should(policy, tmp_path):
     assert {x["objective"] for x in lines} == {"helpful", "harmless"}
     raw = [json.loads(t) for t in (tmp_path / "comparisons.jsonl").read_text().splitlines()]
     for x in raw:
-        turns = parse(x["prompt"])
-        assert turns[-1] == ("assistant", "") and join(turns) == x["prompt"]
+        assert join(parse_prompt(x["prompt"]), answer=True) == x["prompt"]
 
 
 def test_held_out_animals_are_asked_about_only_when_told(policy, tmp_path):
