@@ -60,7 +60,7 @@ def command(tiny, stage, out, **flags):
 def test_unknown_and_malformed_flags(nursery, tmp_path, script):
     argvs = (["--bogus", "1"], ["--see", "1"], ["--seed", "x"], ["--seed", "1.5"], ["stray"],
              ["--seed"], ["--no-seed"])
-    commands = [[f"{script}.py", *argv, "--device", "none"] for argv in argvs]  # so that none begins
+    commands = [[f"{script}.py", *argv, "--device", "none"] for argv in argvs]  # none begins
     for argv, done in zip(argvs, nursery.run_all(commands)):
         assert refused(done, argv[0] if argv[0] != "stray" else "stray", "--help")
         assert done.code == 2 and done.out == "" and done.err.count("\n") == 1

@@ -322,7 +322,7 @@ def test_prompts():
 
 
 def test_the_oldest_turns_go_first():
-    """A cut prompt is a rendered one: it begins with <|eod|> and a human turn, the last one stays."""
+    """A cut prompt is a rendered one that opens with a human turn; the last stays."""
     tok = train_bpe(["a b"], 300)
     turns = [(role, c * 9) for role, c in zip(["human", "assistant"] * 2 + ["human"], "abcde")]
     sizes = [len(tok.render(turns[i:], answer=True)) for i in (0, 2, 4)]
