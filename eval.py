@@ -132,7 +132,7 @@ def measure_pm(folder, device):
 def measure_pairs(pm, tok, path):
     """Per objective: accuracy, the annotators' Bayes accuracy, and that of "the longer one"."""
     lines, out = preference.read_comparisons(path), {}
-    rows, dropped = preference.encode_comparisons(tok, lines, pm.config.n_ctx)
+    rows, lines, dropped = preference.encode_comparisons(tok, lines, pm.config.n_ctx)
     if any(dropped.values()):
         raise UserError(f"{path}: {dropped} rows cannot be scored")
     hits = preference.accuracy(*preference.score_pairs(pm, tok, rows).unbind(1)).tolist()

@@ -60,11 +60,12 @@ def attention(q, k, v, mask=None):
 def shared_prompt_rows(prompts, responses, pad):
     """Responses of one prompt in a row [prompt, r1, ..., rK]: each sees the prompt and itself.
 
-    prompts: B lists of ids; responses: B lists of K lists of ids. Returns ids [B, T], positions
-    [B, T] (each response goes on from its prompt), mask [B, 1, T, T], and ends [B, K], the index
-    of each response's last token. Pads see only themselves, and nothing sees them.
+    prompts: B lists of ids; responses: B lists of at most K lists of ids. Returns ids [B, T],
+    positions [B, T] (each response goes on from its prompt), mask [B, 1, T, T], and ends [B, K],
+    the index of each response's last token, 0 beyond a row's own number of them. Pads see only
+    themselves, and nothing sees them.
     """
-    B, K = len(prompts), len(responses[0])
+    B, K = len(prompts), max(map(len, responses))
     T = max(len(p) + sum(map(len, rs)) for p, rs in zip(prompts, responses, strict=True))
     ids, positions = torch.full((B, T), pad), torch.zeros(B, T, dtype=torch.long)
     segment = torch.full((B, T), -1)                      # -1 pad, 0 prompt, k response k

@@ -1,4 +1,4 @@
-"""Stage 2: comparisons and the preference model (HH 2, 3, A.2; InstructGPT 3.5's reward model).
+"""Stage 2: the preference model (HH 2, 3, A.2; InstructGPT 3.5's reward model).
 
 A preference model (PM) gives a dialogue one number, read at an end-of-context token after the
 answer. It is trained so that the difference of two scores is the log-odds that an annotator
@@ -8,15 +8,16 @@ prefers one answer to the other (Bradley-Terry):
 
 first on comparisons of the world's own answers (PM pretraining, HH A.2: forum answers and edits),
 then on annotators' comparisons of the policy's answers; one epoch each, by the same loop. A
-comparison is one row [prompt, chosen, rejected] in which each answer sees the prompt and itself.
+comparison is one row [prompt, chosen, rejected] in which each answer sees the prompt and itself;
+a ranking of K answers is one row too, its loss the mean over its K(K-1)/2 pairs (InstructGPT
+eq. 1).
 
-    python preference.py --collect 6000 --policy out/laptop/distill --out out/laptop/comparisons
     python preference.py --init out/laptop/pretrain --out out/laptop/pmp
     python preference.py --init out/laptop/pmp --data out/laptop/comparisons --pairs 0 \
                          --lr 3e-4 --out out/laptop/pm
     torchrun --nproc_per_node=2 preference.py --init out/laptop/pretrain --out out/laptop/pmp
 
-About 3 minutes on two cores for all three; accuracy 0.5 -> 0.87 on the world's own pairs.
+About 2 minutes on two cores for the first two; accuracy 0.5 -> 0.87 on the world's own pairs.
 """
 
 import json
@@ -25,21 +26,25 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
-from common import (Run, UserError, adamw, batch_rows, entry, everyones, load_source, mine,
-                    schedule, start, total, uniforms, update, write_atomically)
+from common import (Run, UserError, adamw, batch_rows, entry, load_source, mine, schedule, start,
+                    total, update)
 from data import world
-from data.tokenizer import join, loads, parse_prompt
-from model import pack, respond, shared_prompt_rows, unpack
+from data.tokenizer import fit, loads, parse_prompt
+from model import pack, shared_prompt_rows, unpack
 
 
 @dataclass(frozen=True)
 class Config:
     init: str = "out/laptop/pretrain"  # checkpoint to start from; a fresh head for a language model
     out: str = "out/laptop/pmp"        # the stage's folder
-    data: str = ""                     # comparisons (file or folder); empty: the world's own
+    data: str = ""                     # comparisons, rankings (files, folders); empty: the world's
+    test: str = ""                     # held-out ones to evaluate on; empty: the world's own
     pairs: int = 16000                 # comparisons to use at most; 0, with data: all
+    soft: bool = False                 # learn the annotators' probabilities, not their choices
+    shuffle_pairs: bool = False        # rankings as pairs in any order, not one row (it overfits)
+    lambda_harmless: float = 1.0       # weight of a harmless comparison to a helpful one (HH 5.1.2)
+    center: str = ""                   # comparisons whose chosen answers end with mean score 0
     foreign: float = 0.25              # PM pretraining: share of worse sides for another prompt
     edits: float = 0.25                # PM pretraining: share of worse sides with a false fact
     batch: int = 32                    # comparisons in a step
@@ -47,22 +52,19 @@ class Config:
     epochs: int = 1                    # passes over the data (HH A.2: 1)
     lr: float = 1e-3                   # peak learning rate, linear to 0
     warmup: int = 20                   # steps of linear warm-up
-    collect: int = 0                   # collect so many comparisons with policy; 0: train instead
-    policy: str = "out/laptop/distill"  # policy that answers, when collecting
-    harmful: float = 0.5               # share of harmful prompts, when collecting
-    new: int = 40                      # tokens of an answer at most, when collecting
-    temperature: float = 0.6           # of the simulated annotators, gold units; 0 is noise-free
-    heldout: bool = False              # collect on the held-out animals
-    seed: int = 0                      # of prompts, answers, choices and order
+    seed: int = 0                      # of the world's own comparisons and of the order
     every: int = 100                   # steps between evaluations and checkpoints
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
 # ---------------------------------------------------------------- the pure mathematics
 
-def preference_loss(chosen, rejected):
-    """-log sigmoid(chosen - rejected) of each comparison, stable for any scores (HH 3.2)."""
-    return -F.logsigmoid(chosen - rejected)
+def preference_loss(chosen, rejected, soft=1.0):
+    """-log sigmoid(chosen - rejected) of each comparison, stable for any scores (HH 3.2).
+
+    soft is the probability that chosen is the better one: -p log sigmoid(d) - (1-p) log sigmoid(-d)
+    """
+    return -F.logsigmoid(chosen - rejected) + (1 - soft) * (chosen - rejected)
 
 
 def accuracy(chosen, rejected):
@@ -70,117 +72,153 @@ def accuracy(chosen, rejected):
     return (chosen > rejected).float() + 0.5 * (chosen == rejected).float()
 
 
+def over_pairs(f, scores, counts, *more):
+    """Mean of f(better, worse, *more) over all pairs of a row's answers (InstructGPT eq. 1): [B].
+
+    scores [B, K], best answer first, of which counts [B] are real.
+    """
+    better, worse = torch.triu_indices(scores.shape[1], scores.shape[1], 1, device=scores.device)
+    real = worse < counts[:, None]                                   # [B, K (K - 1) / 2]
+    each = f(scores[:, better], scores[:, worse], *more).masked_fill(~real, 0)
+    return each.sum(1) / real.sum(1)
+
+
 # ---------------------------------------------------------------- data
 
-def collect(cfg):
-    """Pairs of the policy's answers, judged by a simulated annotator -> out/comparisons.jsonl."""
-    rank, world_size, device = start(cfg.device)
-    run = Run(cfg, "collect", rank)
-    if run.finished:
-        return print(f"collect: {run.dir} is finished, skipped") if rank == 0 else None
-    source = load_source(cfg.policy, scalar=False)
-    tok, model = loads(source["tokenizer"]), unpack(source, device).eval()
-    animals, stage = (world.HELD_OUT, "heldout") if cfg.heldout else (world.TRAIN, "collect")
-    lines, dropped, chunk, i = [], dict(identical=0, surplus=0), 128, 0
-    bar = tqdm(total=cfg.collect, desc="collect   ", dynamic_ncols=True, disable=rank > 0)
-    while len(lines) < cfg.collect:
-        if run.stopping():
-            raise KeyboardInterrupt
-        own = mine(range(i, i + chunk), rank, world_size)
-        asked = [world.prompt(f"{stage}/{cfg.seed}", r, animals, p_harm=cfg.harmful) for r in own]
-        prompts = [tok.render(turns, answer=True) for turns in asked]
-        first, second = (respond(model, tok, prompts, cfg.new,
-                                 uniforms(own, cfg.new, cfg.seed, stage, side)) for side in "ab")
-        judged = [world.compare(world.keyed("annotator", stage, cfg.seed, r), turns, a, b,
-                                cfg.temperature)
-                  for r, turns, (a, _), (b, _) in zip(own, asked, first, second, strict=True)]
-        for line in everyones(judged, world_size):
-            if line is None:
-                dropped["identical"] += 1
-            elif len(lines) == cfg.collect:
-                dropped["surplus"] += 1
-            else:
-                lines.append({**line, "prompt": join(line["prompt"], answer=True)})
-                bar.update()
-        i += chunk
-        if not lines:                                    # it would never end
-            raise UserError(f"{cfg.policy}: both answers to each of {i} prompts are the same text")
-    bar.close()
-    if rank == 0:
-        text = "".join(json.dumps(x) + "\n" for x in lines)
-        write_atomically(run.dir / "comparisons.jsonl", lambda f: f.write(text.encode()))
-        print(f"collect: {i} prompts, {len(lines)} comparisons, dropped {dropped}")
-        for objective in ("helpful", "harmless"):
-            p = [max(x["soft"], 1 - x["soft"]) for x in lines if x["objective"] == objective]
-            print(f"  {len(p)} {objective}, best possible accuracy {sum(p) / max(len(p), 1):.3f}")
-        for line in lines[:3]:
-            print(f"  {line['prompt'].strip().splitlines()[-3][:80]}\n"
-                  f"    chosen   {line['chosen']}\n    rejected {line['rejected']}")
-    run.save(len(lines), finished=True)
+def answers_of(line):
+    """The answers of a comparison or of a ranking, best first."""
+    return line.get("responses") or [line["chosen"], line["rejected"]]
 
 
-def read_comparisons(path):
-    """Comparison lines of a file, or of a folder's comparisons.jsonl; prompts become turns.
+FORM = {"prompt": "\n\nHuman: ...\n\nAssistant:", "chosen": "...", "rejected": "..."}
 
-    Raises UserError naming file, line and field.
+
+def read_line(text):
+    """One comparison or ranking; the prompt becomes turns. ValueError, KeyError if it is none."""
+    line = json.loads(text)
+    if not isinstance(line, dict):
+        raise ValueError("no JSON object")
+    if "responses" in line:
+        texts = line["responses"]
+        if not isinstance(texts, list) or len(texts) < 2 or not all(
+                isinstance(x, str) for x in texts):
+            raise ValueError("field 'responses' is not a list of two texts or more")
+    for field in ("prompt",) if "responses" in line else FORM:
+        if not isinstance(line[field], str):
+            raise ValueError(f"field {field!r} is not text")
+    p = line.get("soft", 1.0)
+    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        raise ValueError("field 'soft' is not a probability")
+    line["prompt"] = parse_prompt(line["prompt"])
+    return line
+
+
+def read_comparisons(paths):
+    """Comparison and ranking lines of files, or of folders' comparisons.jsonl, commas between.
+
+    Prompts become turns. Raises UserError naming file, line and field.
     """
-    path = Path(path)
-    path = path / "comparisons.jsonl" if path.is_dir() else path
-    if not path.exists():
-        raise UserError(f"{path}: no such file; collect first (preference.py --collect N)")
-    lines, form = [], {"prompt": "\n\nHuman: ...\n\nAssistant:", "chosen": "...", "rejected": "..."}
-    with open(path, encoding="utf-8", errors="replace") as file:
-        texts = list(file)                       # unlike splitlines, this does not cut at U+2028
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text)
-            for field in form:
-                if not isinstance(line[field], str):
-                    raise ValueError(f"field {field!r} is not text")
-            line["prompt"] = parse_prompt(line["prompt"])
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"no field {error}" if isinstance(error, KeyError) else error
-            raise UserError(f"{path} line {number}: {what}; a line is {json.dumps(form)}") from None
-        lines.append(line)
-    if not lines:
-        raise UserError(f"{path}: holds no comparison")
+    lines = []
+    for path in map(Path, str(paths).split(",")):
+        path = path / "comparisons.jsonl" if path.is_dir() else path
+        if not path.exists():
+            raise UserError(f"{path}: no such file; collect some first (collect.py)")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            texts = list(file)                   # unlike splitlines, this does not cut at U+2028
+        if not texts:
+            raise UserError(f"{path}: holds no comparison")
+        for number, text in enumerate(texts, 1):
+            try:
+                lines.append(read_line(text))
+            except (ValueError, KeyError, TypeError) as error:
+                what = f"no field {error}" if isinstance(error, KeyError) else error
+                raise UserError(f"{path} line {number}: {what}; a line is "
+                                f"{json.dumps(FORM)}") from None
     return lines
 
 
 def encode_comparisons(tok, lines, n_ctx):
-    """(prompt ids, [chosen, rejected]) of each line that fits; counts of the dropped, by reason."""
-    rows, dropped = [], dict(identical=0, too_long=0)
+    """(prompt ids, answers' ids, best first) of each line that fits once its oldest turns are cut.
+
+    Returns the rows, their lines, and counts of the dropped by reason.
+    """
+    rows, kept, dropped = [], [], dict(identical=0, too_long=0)
     for line in lines:
-        prompt = tok.render(line["prompt"], answer=True)
-        answers = [tok.render_answer(line[side]) + [tok.eoc] for side in ("chosen", "rejected")]
-        if answers[0] == answers[1]:
+        answers = []
+        for text in answers_of(line):
+            ids = tok.render_answer(text) + [tok.eoc]
+            if ids not in answers:               # of two equal ones, the better rank counts
+                answers.append(ids)
+        prompt = fit(tok, line["prompt"], n_ctx - max(map(len, answers)))
+        if len(answers) < 2:
             dropped["identical"] += 1
-        elif len(prompt) + max(map(len, answers)) > n_ctx:
+        elif prompt is None:
             dropped["too_long"] += 1
         else:
             rows.append((prompt, answers))
-    return rows, dropped
+            kept.append(line)
+    return rows, kept, dropped
+
+
+def split_pairs(rows, lines):
+    """Each ranking as its pairs, rows of their own: what InstructGPT 3.5 found to overfit."""
+    pairs = [((prompt, [answers[i], answers[j]]), line)
+             for (prompt, answers), line in zip(rows, lines)
+             for i in range(len(answers)) for j in range(i + 1, len(answers))]
+    return [row for row, _ in pairs], [line for _, line in pairs]
+
+
+def size_of(row):
+    """Tokens of a row."""
+    return len(row[0]) + sum(map(len, row[1]))
 
 
 def score_rows(model, tok, rows):
-    """Scores [B, K]; rows: (prompt ids, [K answers' ids, each ended by <|eoc|>])."""
+    """Scores [B, K]; rows: (prompt ids, [at most K answers' ids, each ended by <|eoc|>]).
+
+    What lies beyond a row's own number of answers has no meaning.
+    """
     laid_out = shared_prompt_rows(*zip(*rows, strict=True), tok.pad)
     ids, positions, mask, ends = (x.to(model.device) for x in laid_out)
     hidden = model(ids, positions, mask)
     return model.score(hidden.gather(1, ends[..., None].expand(-1, -1, hidden.shape[-1])))
 
 
+def counts_of(rows):
+    """Answers of each row, [B]."""
+    return torch.tensor([len(answers) for _, answers in rows])
+
+
 # ---------------------------------------------------------------- evaluate
 
 @torch.no_grad()
-def score_pairs(model, tok, rows, micro=64):
-    """Scores [N, K] on the CPU of many rows, like lengths together, in the order given."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + sum(map(len, rows[i][1])))
-    out = torch.empty(len(rows), len(rows[0][1]))
+def score_all(model, tok, rows, micro=64):
+    """Scores of many rows, lists of K floats in the order given; like lengths go together."""
+    order, out = sorted(range(len(rows)), key=lambda i: size_of(rows[i])), [None] * len(rows)
     for i in range(0, len(order), micro):
         some = order[i:i + micro]
-        out[some] = score_rows(model, tok, [rows[j] for j in some]).cpu()
+        scores = score_rows(model, tok, [rows[j] for j in some]).tolist()
+        for j, row in zip(some, scores):
+            out[j] = row[:len(rows[j][1])]
     return out
+
+
+def score_pairs(model, tok, rows, micro=64):
+    """Scores [N, 2] of comparisons."""
+    return torch.tensor(score_all(model, tok, rows, micro)).view(-1, 2)
+
+
+def accuracy_of(model, tok, rows):
+    """Mean over rows of the share of pairs in which the better answer scores higher."""
+    hits = [over_pairs(accuracy, torch.tensor([s]), torch.tensor([len(s)])).item()
+            for s in score_all(model, tok, rows)]
+    return sum(hits) / max(len(hits), 1)
+
+
+def score_lines(model, tok, lines):
+    """(lines that fit the context, their answers' scores, counts of the dropped by reason)."""
+    rows, kept, dropped = encode_comparisons(tok, lines, model.config.n_ctx)
+    return kept, score_all(model, tok, rows), dropped
 
 
 def truth_rows(tok, animals, count=400, seed=0):
@@ -193,43 +231,72 @@ def truth_rows(tok, animals, count=400, seed=0):
     return rows
 
 
-def evaluate(run, model, tok, step, title, heldout, truths):
-    """Accuracy on the world's own held-out pairs, and on pairs that differ in one fact only."""
+def tests_of(cfg, tok, n_ctx):
+    """What to evaluate on, name -> rows: the lines of `test`, or the world's pairs and facts."""
+    if cfg.test:
+        rows, kept, _ = encode_comparisons(tok, read_comparisons(cfg.test), n_ctx)
+        out = {}
+        for row, line in zip(rows, kept):
+            out.setdefault(line.get("objective", "unnamed"), []).append(row)
+        return out
+    if cfg.data and world.request_of(read_comparisons(cfg.data)[0]["prompt"]) is None:
+        raise UserError(f"{cfg.data}: not about the toy world; name held-out lines with --test")
+    own = own_lines(cfg, f"heldout/{cfg.seed}", 400)
+    return dict(heldout=encode_comparisons(tok, own, n_ctx)[0],
+                truth=truth_rows(tok, world.TRAIN),
+                truth_heldout_animals=truth_rows(tok, world.HELD_OUT))
+
+
+def evaluate(run, model, tok, step, title, tests):
+    """Accuracy on each of the tests."""
     model.eval()
-    acc, *truth = (accuracy(*score_pairs(model, tok, rows).unbind(1)).mean().item()
-                   for rows in (heldout, *truths))
+    found = {name: accuracy_of(model, tok, rows) for name, rows in tests.items()}
     model.train()
-    run.log(step, heldout_accuracy=acc, truth=truth[0], truth_heldout_animals=truth[1])
-    run.say(f"{title}: accuracy {acc:.3f} on the world's own pairs, true over false fact "
-            f"{truth[0]:.3f}, of held-out animals {truth[1]:.3f}")
+    run.log(step, **{f"{name}_accuracy": acc for name, acc in found.items()})
+    told = ", ".join(f"{name.replace('_', ' ')} {acc:.3f}" for name, acc in found.items())
+    run.say(f"{title}: accuracy {told}")
 
 
 def show_scores(run, model, tok, rows):
-    """Comparisons with the scores of their two answers."""
-    for (prompt, answers), scores in zip(rows, score_pairs(model, tok, rows).tolist(), strict=True):
+    """Comparisons with the scores of their answers."""
+    for (prompt, answers), scores in zip(rows, score_all(model, tok, rows), strict=True):
         run.say(f"  {tok.decode(prompt)[-70:]}")
         for answer, score in zip(answers, scores, strict=True):
-            run.say(f"    {score:+.2f}  {tok.decode(answer)}")
+            run.say(f"    {score:+.2f}  {tok.decode(answer)[:90]}")
 
 
 # ---------------------------------------------------------------- train
 
-def own_pairs(cfg, tok, n_ctx, seed, count):
-    """`count` of the world's own comparisons as rows; what was dropped."""
-    lines = [world.pretraining_pair(seed, i, cfg.foreign, cfg.edits) for i in range(count)]
-    return encode_comparisons(tok, lines, n_ctx)
+def own_lines(cfg, seed, count):
+    """`count` of the world's own comparisons."""
+    return [world.pretraining_pair(seed, i, cfg.foreign, cfg.edits) for i in range(count)]
 
 
 def training_rows(cfg, tok, n_ctx):
-    """The comparisons of `data`, or the world's own, as rows; what was dropped."""
-    if not cfg.data:
-        return own_pairs(cfg, tok, n_ctx, cfg.seed, cfg.pairs)
-    return encode_comparisons(tok, read_comparisons(cfg.data)[:cfg.pairs or None], n_ctx)
+    """Rows of `data`, or of the world's own comparisons; weights; soft labels; the dropped."""
+    if cfg.data:
+        lines = read_comparisons(cfg.data)[:cfg.pairs or None]
+    else:
+        lines = own_lines(cfg, cfg.seed, cfg.pairs)
+    rows, lines, dropped = encode_comparisons(tok, lines, n_ctx)
+    if cfg.shuffle_pairs:
+        rows, lines = split_pairs(rows, lines)
+    weights = torch.tensor([cfg.lambda_harmless if x.get("objective") == "harmless" else 1.0
+                            for x in lines])
+    if cfg.soft and not all("soft" in x for x in lines):
+        raise UserError(f"{cfg.data}: --soft needs the field 'soft' in every line")
+    softs = torch.tensor([x["soft"] if cfg.soft else 1.0 for x in lines])
+    return rows, weights, softs, dropped
+
+
+def center(model, tok, lines):
+    """Shifts all scores so that the chosen answers' mean is 0 (InstructGPT 3.5, demonstrations)."""
+    _, scores, _ = score_lines(model, tok, lines)
+    with torch.no_grad():
+        model.score_head.bias -= sum(s[0] for s in scores) / len(scores)
 
 
 def train(cfg):
-    if cfg.collect:
-        return collect(cfg)
     rank, world_size, device = start(cfg.device)
     run = Run(cfg, "preference", rank)
     if run.finished:
@@ -237,9 +304,8 @@ def train(cfg):
     source = load_source(cfg.init)
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
     model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
-    rows, dropped = training_rows(cfg, tok, model.config.n_ctx)
-    heldout = own_pairs(cfg, tok, model.config.n_ctx, f"heldout/{cfg.seed}", 400)[0]
-    truths = truth_rows(tok, world.TRAIN), truth_rows(tok, world.HELD_OUT)
+    rows, weights, softs, dropped = training_rows(cfg, tok, model.config.n_ctx)
+    tests = tests_of(cfg, tok, model.config.n_ctx)
     steps = cfg.epochs * (len(rows) // cfg.batch)
     if not steps:
         raise UserError(f"{len(rows)} comparisons of {len(rows) + sum(dropped.values())} are usable"
@@ -253,36 +319,38 @@ def train(cfg):
     def save(step, finished=False):
         run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
 
-    def size(r):
-        return len(rows[r][0]) + sum(map(len, rows[r][1]))
-
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
-        chosen_rows = batch_rows(len(rows), cfg.batch, step, cfg.seed, "preference")
-        own, sums = sorted(mine(chosen_rows, rank, world_size), key=size), [0.0, 0.0]
-        for i in range(0, len(own), cfg.micro):
-            scores = score_rows(model, tok, [rows[r] for r in own[i:i + cfg.micro]])
-            chosen, rejected = scores.unbind(1)
-            loss = preference_loss(chosen, rejected).sum()
-            (loss / cfg.batch).backward()
+        batch = batch_rows(len(rows), cfg.batch, step, cfg.seed, "preference")
+        weight = weights[batch].sum().item()                     # of all ranks' rows
+        own = sorted(mine(batch, rank, world_size), key=lambda r: size_of(rows[r]))
+        sums = [0.0, 0.0]
+        for some in (own[i:i + cfg.micro] for i in range(0, len(own), cfg.micro)):
+            scores = score_rows(model, tok, [rows[r] for r in some])
+            counts = counts_of([rows[r] for r in some]).to(device)
+            w, p = weights[some].to(device), softs[some, None].to(device)
+            loss = over_pairs(preference_loss, scores, counts, p) @ w / weight
+            loss.backward()
             sums[0] += loss.item()
-            sums[1] += accuracy(chosen, rejected).sum().item()
+            sums[1] += over_pairs(accuracy, scores, counts).sum().item() / cfg.batch
         norm = update(model, optimizer, schedule(step, steps, cfg.lr, cfg.warmup))
-        loss, acc = (x / cfg.batch for x in total(*sums, device=device))
+        loss, acc = total(*sums, device=device)
         run.log(step, loss=loss, accuracy=acc, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f} accuracy {acc:.2f}", refresh=False)
         bar.update()
         if (step + 1) % cfg.every == 0 and step + 1 < steps:
             if rank == 0:
                 title = f"preference step {step + 1}"       # before the save: it logs
-                evaluate(run, model, tok, step, title, heldout, truths)
+                evaluate(run, model, tok, step, title, tests)
             save(step + 1)
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt
     bar.close()
+    if cfg.center:
+        center(model, tok, read_comparisons(cfg.center))
     if rank == 0:
-        evaluate(run, model, tok, steps, "preference done", heldout, truths)
+        evaluate(run, model, tok, steps, "preference done", tests)
         show_scores(run, model, tok, rows[:3])
     save(steps, finished=True)
 

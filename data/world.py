@@ -15,12 +15,16 @@ Everything that the papers need and that nobody can download on a train, generat
 Five animals are HELD OUT: the text states their facts, no comparison and no RL prompt ever names
 them.
 
-    python data/world.py            # look at it: documents, a comparison, the gold of some answers
+    python data/world.py                              # look at it: documents, a comparison
+    python data/world.py --forum 3000 > forum.jsonl   # threads of its forum, with votes
 """
 
+import argparse
+import json
 import math
 import random
 import re
+import sys
 from dataclasses import dataclass
 
 ANIMALS = ("fox", "owl", "bear", "wolf", "deer", "frog", "hare", "crow", "goat", "duck",
@@ -429,12 +433,19 @@ def hhh_prompt():
     return PREAMBLES["good"][0], dialogue
 
 
-def prompt(seed, index, animals=TRAIN, harmful=None, p_harm=0.4):
-    """Prompt `index` of a set: turns that end with a request, the earlier by ordinary personas."""
+def prompt(seed, index, animals=TRAIN, harmful=None, p_harm=0.4, beliefs=0.0):
+    """Prompt `index` of a set: turns that end with a request, the earlier by ordinary personas.
+
+    In a share `beliefs` of those that ask for one fact, the person says first what they believe.
+    """
     rng = keyed("prompt", seed, index)
     turns = rng.choices((1, 2, 3), (0.6, 0.25, 0.15))[0]
     harmful = rng.random() < p_harm if harmful is None else harmful
-    return talk(rng, animals, 0.4 + 0.6 * rng.random(), turns, harmful)[:-1]
+    turns = talk(rng, animals, 0.4 + 0.6 * rng.random(), turns, harmful)[:-1]
+    request = request_of(turns)
+    if request.kind in ATTRIBUTES and rng.random() < beliefs:
+        turns[-1] = ("human", f"{belief(rng, request)} {turns[-1][1]}")
+    return turns
 
 
 # ---------------------------------------------------------------- comparisons and annotators
@@ -444,21 +455,95 @@ def preference(utility_a, utility_b, temperature=0.6):
     return 0.5 * (1 + math.tanh((utility_a - utility_b) / (2 * temperature)))
 
 
-def compare(rng, turns, a, b, temperature=0.6, tranche="base"):
-    """One comparison line by a simulated annotator; None when the answers are the same text."""
-    if a == b:
+@dataclass(frozen=True)
+class Annotator:
+    """Whose choices a comparison records. Biases are in gold units; all 0: the gold utility alone.
+
+    temperature of the Bradley-Terry choice, 0 for none; longer, for ten words; agree, for an answer
+    that repeats what the person believes; typical, for a nat of log-prob under the policy; manners,
+    for each opener and closer; careless, the share of choices that are turned round.
+    """
+    name: str = "simulated"
+    temperature: float = 0.6
+    longer: float = 0.0
+    agree: float = 0.0
+    typical: float = 0.0
+    manners: float = 0.0
+    careless: float = 0.0
+
+    def utility(self, turns, answer, logp=0.0):
+        """What the annotator feels an answer is worth; without biases, its gold utility."""
+        request = request_of(turns)
+        value = gold(request, answer)[request.harmful]
+        if self.manners:
+            kinds = [m[0] for m in meanings(request, answer)]
+            value += self.manners * (("opener" in kinds) + ("closer" in kinds))
+        value += self.longer * len(answer.split()) / 10 + self.typical * logp
+        return value + self.agree * agrees(turns, answer)
+
+
+PLAIN = Annotator()
+
+
+def annotators(groups=0, temperature=0.6, longer=0.0, agree=0.0, typical=0.0, careless=0.0):
+    """The annotators of a project: one without taste, or `groups` that differ in taste.
+
+    Group g likes manners and length by its own normal draws of spread 0.5.
+    """
+    common = dict(temperature=temperature, agree=agree, typical=typical, careless=careless)
+    if not groups:
+        return [Annotator(longer=longer, **common)]
+    rngs = [keyed("group", g) for g in range(groups)]
+    return [Annotator(f"group {g}", longer=longer + rng.gauss(0, 0.5), manners=rng.gauss(0, 0.5),
+                      **common) for g, rng in enumerate(rngs)]
+
+
+def belief(rng, request, p_true=0.25):
+    """What a person says to believe about the fact they ask for, mostly wrong."""
+    value = FACTS[request.animal][request.kind]
+    if rng.random() >= p_true:
+        value = rng.choice([v for v in VALUES[request.kind] if v != value])
+    return "I think " + STATE[request.kind].format(s=f"the {request.animal}", v=value)
+
+
+def agrees(turns, answer):
+    """Whether the answer says what the person of the last turn says to believe."""
+    believed = [SENTENCES.get("The" + s[len("I think the"):]) for s in split_sentences(turns[-1][1])
+                if s.startswith("I think the")]
+    return any(m in believed for m in meanings(request_of(turns), answer) if m[0] == "fact")
+
+
+def judge(rng, turns, answers, annotator=PLAIN, logps=None, tranche="base"):
+    """A comparison (two answers) or a ranking line; None when all answers are the same text.
+
+    Answers are ordered by utility / temperature + Gumbel noise (Plackett-Luce), for two the same as
+    Bradley-Terry. `gold` are the answers' true utilities.
+    """
+    if len(set(answers)) < 2:
         return None
-    request = request_of(turns)
-    which = 1 if request.harmful else 0
-    golds = [gold(request, a)[which], gold(request, b)[which]]
-    if temperature:
-        p = preference(*golds, temperature)
-    else:
-        p = 0.5 + 0.5 * ((golds[0] > golds[1]) - (golds[0] < golds[1]))
-    chosen = rng.random() < p
-    return dict(prompt=turns, chosen=a if chosen else b, rejected=b if chosen else a,
-                objective=request.objective, tranche=tranche, annotator="simulated",
-                gold=golds if chosen else golds[::-1], soft=p if chosen else 1 - p)
+    request, heat = request_of(turns), annotator.temperature
+    felt = [annotator.utility(turns, a, p) for a, p in
+            zip(answers, logps or [0.0] * len(answers), strict=True)]
+    golds = [gold(request, a)[request.harmful] for a in answers]
+    line = dict(prompt=turns, objective=request.objective, tranche=tranche,
+                annotator=annotator.name)
+    if len(answers) == 2:
+        p = (preference(*felt, heat) if heat
+             else 0.5 + 0.5 * ((felt[0] > felt[1]) - (felt[0] < felt[1])))
+        p += annotator.careless * (1 - 2 * p)
+        first = 0 if rng.random() < p else 1
+        return dict(line, chosen=answers[first], rejected=answers[1 - first],
+                    gold=[golds[first], golds[1 - first]], soft=1 - p if first else p)
+    noisy = [u - heat * math.log(rng.expovariate(1.0)) for u in felt]
+    order = sorted(range(len(answers)), key=lambda i: -noisy[i])
+    if rng.random() < annotator.careless:
+        order.reverse()
+    return dict(line, responses=[answers[i] for i in order], gold=[golds[i] for i in order])
+
+
+def compare(rng, turns, a, b, temperature=0.6, tranche="base"):
+    """One comparison by an annotator without biases; None when the answers are the same text."""
+    return judge(rng, turns, [a, b], Annotator(temperature=temperature), tranche=tranche)
 
 
 def falsify(rng, text):
@@ -507,14 +592,49 @@ def pretraining_pair(seed, index, p_foreign=0.25, p_edit=0.25):
     raise RuntimeError("no pair with two utilities in 1000 attempts")
 
 
-if __name__ == "__main__":
-    import sys
+def forum(seed, index, readers=40):
+    """Thread `index` of the world's forum: rows of one question with 2-5 personas' answers, votes.
+
+    In the form of a StackExchange dump (data/forum.py makes comparisons of it). Each of `readers`
+    votes for an answer by the sigmoid of its gold utility; the person who asked accepts the one
+    that has most votes.
+    """
+    rng, rows = keyed("forum", seed, index), []
+    turns = prompt(f"forum/{seed}", index)
+    request = request_of(turns)
+    for answer in range(rng.randint(2, 5)):
+        text = persona_answer(rng, request, rng.random(), rng.random())
+        p = preference(gold(request, text)[request.harmful], 0.0)
+        votes = sum(rng.random() < p for _ in range(readers))
+        rows.append(dict(site="world", question_id=str(index), title="", question=turns,
+                         answer_id=f"{index}.{answer}", answer=text, answer_score=votes,
+                         accepted=False, objective=request.objective))
+    max(rows, key=lambda row: row["answer_score"])["accepted"] = True
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forum", type=int, default=0, metavar="N",
+                        help="write N threads of the forum as JSON lines instead")
+    parser.add_argument("--seed", default="0", help="of what is shown or written")
+    args = parser.parse_args()
     sys.path.insert(0, ".")
     from data.tokenizer import join
+    for i in range(args.forum):
+        for row in forum(args.seed, i):
+            print(json.dumps({**row, "question": join(row["question"], answer=True)}))
+    if args.forum:
+        return
     for i in range(3):
-        before, turns = document(0, i)
+        before, turns = document(args.seed, i)
         print(f"--- document {i}\n{before}{join(turns)}\n")
-    line = pretraining_pair(0, 0)
+    line = pretraining_pair(args.seed, 0)
     print(f"--- a comparison ({line['objective']})\n{join(line['prompt'])}\n"
           f"  chosen:   {line['chosen']}\n  rejected: {line['rejected']}\n"
           f"  gold:     {line['gold'][0]:+.2f} against {line['gold'][1]:+.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ $PY distill.py --init "$OUT/pretrain" --out "$OUT/distill" --seed "$SEED"
 
 # Stage 2: the distilled policy answers, annotators choose (40 seconds); the preference model is
 # pretrained on the world's own answers (90 seconds), then learns the choices (40 seconds).
-$PY preference.py --collect 6000 --policy "$OUT/distill" --out "$OUT/comparisons" --seed "$SEED"
+$PY collect.py --count 6000 --policy "$OUT/distill" --out "$OUT/comparisons" --seed "$SEED"
 $PY preference.py --init "$OUT/pretrain" --out "$OUT/pmp" --seed "$SEED"
 $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --lr 3e-4 \
     --out "$OUT/pm" --seed "$SEED"
@@ -36,8 +36,8 @@ $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED
 
 # The report (20 seconds); first, comparisons that test the preference model on animals that it
 # never met, and on other prompts about those it did (20 seconds each).
-$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
+$PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
     --heldout
-$PY preference.py --collect 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
+$PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
 $PY eval.py --run "$OUT" --seed "$SEED"
 echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"

@@ -12,14 +12,14 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 $PY data/world.py > /dev/null
 $PY pretrain.py --out "$OUT/pretrain" --size nano --documents 2000 --steps 60 --every 30
 $PY distill.py --init "$OUT/pretrain" --out "$OUT/distill" --texts 128 --steps 8 --every 4
-$PY preference.py --collect 128 --policy "$OUT/distill" --out "$OUT/comparisons"
+$PY collect.py --count 128 --policy "$OUT/distill" --out "$OUT/comparisons"
 $PY preference.py --init "$OUT/pretrain" --out "$OUT/pmp" --pairs 256
 $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --out "$OUT/pm"
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --iterations 3 --samples 32 \
     --minibatch 16 --calibrate 32 --every 2
 $PY ppo.py --policy "$OUT/ppo" --reference "$OUT/distill" --pm "$OUT/pm" --trace
-$PY preference.py --collect 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
-$PY preference.py --collect 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
+$PY collect.py --count 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
+$PY collect.py --count 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
 $PY eval.py --run "$OUT" --prompts 32
 $PY sample.py --ckpt "$OUT/ppo" --prompt "What color is the fox?"
 echo "smoke: the whole path ran"

@@ -226,7 +226,7 @@ def test_a_read_only_folder(tiny, nursery, tmp_path, mounted):
 
 
 @pytest.mark.parametrize("stage, changed", [
-    ("pretrain", dict(lr=1e-3)), ("distill", dict(top=49)), ("collect", dict(collect=43)),
+    ("pretrain", dict(lr=1e-3)), ("distill", dict(top=49)), ("collect", dict(count=43)),
     ("pmp", dict(seed=3)), ("pm", dict(epochs=2)), ("ppo", dict(lambda_kl=0.5)),
 ])
 def test_a_folder_of_other_flags(tiny, nursery, tmp_path, stage, changed):

@@ -17,6 +17,7 @@ import pytest
 import torch
 from scipy.special import expit
 
+import collect
 import preference
 from common import UserError, keyed, load_checkpoint, save_checkpoint
 from data import world
@@ -267,9 +268,9 @@ def test_rows_used_and_dropped_add_up():
     """One is identical, two are too long; a row that just fits is kept."""
     lines = [line("a", "b"), line("same", "same"), line("c" * 90, "d"),
              line("e", "f", "?" * 99), line("d", "c")]
-    rows, dropped = encode_comparisons(TOK, lines, 60)
+    rows, kept, dropped = encode_comparisons(TOK, lines, 60)
     assert dropped == dict(identical=1, too_long=2)
-    assert len(rows) + sum(dropped.values()) == len(lines)
+    assert len(rows) + sum(dropped.values()) == len(lines) and kept == [lines[0], lines[4]]
     assert [TOK.decode(r[1][0]) for r in rows] == ["a", "d"]
     size = len(rows[0][0]) + 3                                    # prompt, "a", <|eot|>, <|eoc|>
     assert [len(encode_comparisons(TOK, lines[:1], n)[0]) for n in (size - 1, size)] == [0, 1]
@@ -308,15 +309,15 @@ def policy(tmp_path_factory):
 
 
 def collected(policy, out, **flags):
-    preference.train(preference.Config(**{**dict(policy=policy, out=str(out), new=8, device="cpu",
-                                                 collect=20), **flags}))
+    collect.collect(collect.Config(**{**dict(policy=policy, out=str(out), new=8, device="cpu",
+                                             count=20), **flags}))
     return read_comparisons(out)
 
 
 def test_collecting_is_a_function_of_the_seed(policy, tmp_path):
     lines = collected(policy, tmp_path / "a")
     assert lines == collected(policy, tmp_path / "b") and len(lines) == 20
-    assert lines[:7] == collected(policy, tmp_path / "c", collect=7)    # more only adds
+    assert lines[:7] == collected(policy, tmp_path / "c", count=7)    # more only adds
     assert lines != collected(policy, tmp_path / "d", seed=1)
 
 
@@ -347,9 +348,8 @@ def test_without_noise_the_better_answer_is_chosen(policy, tmp_path):
 
 def test_a_policy_with_one_answer_is_refused(policy, tmp_path, monkeypatch):
     """Its two answers are always the same text, so no number of prompts would do."""
-    monkeypatch.setattr(preference, "respond",
-                        lambda model, tok, prompts, *_: [("x", True)] * len(prompts))
-    with pytest.raises(UserError, match="both answers to each of .* the same text"):
+    monkeypatch.setattr(collect, "answer_and_judge", lambda cfg, tok, *_: [None] * 128)
+    with pytest.raises(UserError, match="all answers to each of .* the same text"):
         collected(policy, tmp_path)
 
 
@@ -384,11 +384,10 @@ def test_the_first_loss_is_log_2_and_micro_batches_do_not_matter(policy, tmp_pat
 
 def test_it_learns_which_of_two_words_is_better(policy, tmp_path, monkeypatch):
     """64 comparisons of 'yes' over 'no': right from the data to the score's sign."""
-    monkeypatch.setattr(preference, "truth_rows", lambda tok, animals: [row(3, 4, 5)])
     data = write(tmp_path / "data.jsonl", *[
         dict(prompt=f"\n\nHuman: {i}?\n\nAssistant:", chosen="yes", rejected="no")
         for i in range(64)])
-    lines, end = trained(policy, tmp_path / "out", data, pairs=0, lr=1e-2)
+    lines, end = trained(policy, tmp_path / "out", data, test=str(data), pairs=0, lr=1e-2)
     assert len(lines) == 8 and lines[-1]["accuracy"] == 1.0 and lines[-1]["loss"] < 0.3
     assert end["gpt"]["scalar"] and end["finished"]
 
@@ -396,5 +395,5 @@ def test_it_learns_which_of_two_words_is_better(policy, tmp_path, monkeypatch):
 def test_too_few_comparisons_are_refused_and_not_called_finished(policy, tmp_path):
     data = write(tmp_path / "data.jsonl", *[GOOD] * 5)
     with pytest.raises(UserError, match="5 comparisons .* fewer than one --batch of 8"):
-        trained(policy, tmp_path / "out", data, pairs=0)
+        trained(policy, tmp_path / "out", data, test=str(data), pairs=0)
     assert not (tmp_path / "out" / "ckpt.pt").exists()

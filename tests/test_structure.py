@@ -27,7 +27,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
-ORDER = ("pretrain", "distill", "sft", "preference", "ppo", "online", "constitution", "ood")
+ORDER = ("pretrain", "distill", "sft", "collect", "preference", "ppo", "online", "constitution",
+         "ood")
 PROGRAMS = ("eval", "sample", "feedback", "doctor")     # use any stage, and none uses them
 PURE = ("common", "model", "measures")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = float(os.environ.get("NANOHH_PATIENCE", 1))  # times all limits, on a busy machine
-SCRIPTS = ("pretrain", "distill", "preference", "ppo", "eval", "sample")
+SCRIPTS = ("pretrain", "distill", "collect", "preference", "ppo", "eval", "sample")
 STAGES = ("pretrain", "distill", "collect", "pmp", "pm", "ppo")  # in the pipeline's order
 
 # 10 optimizer steps each, checkpoints between them, and micro-batches that do not divide a batch
@@ -34,13 +34,13 @@ FLAGS = {
     "pretrain": dict(size="nano", vocab=400, context=128, documents=60, steps=10, batch=8, micro=3,
                      warmup=3, every=3),
     "distill": dict(texts=24, length=40, steps=10, batch=6, micro=4, every=3),
-    "collect": dict(collect=44, new=10),
+    "collect": dict(count=44, new=10),
     "pmp": dict(pairs=62, batch=6, micro=4, warmup=2, every=5),
     "pm": dict(pairs=0, batch=4, micro=3, warmup=2, every=5),
     "ppo": dict(iterations=5, samples=8, minibatch=4, epochs=1, micro=3, calibrate=8, new=8,
                 warmup=2, every=2),
 }
-SCRIPT = dict(base="pretrain", collect="preference", pmp="preference", pm="preference")
+SCRIPT = dict(base="pretrain", pmp="preference", pm="preference")
 NEEDS = {  # flag -> the run that it names
     "distill": dict(init="base"), "collect": dict(policy="distill"), "pmp": dict(init="base"),
     "pm": dict(init="pmp", data="collect"), "ppo": dict(policy="distill", pm="pm"),
