@@ -125,7 +125,7 @@ def test_asked_to_stop_it_saves_and_goes_on(tiny, nursery, tmp_path, stage, step
 def test_collecting_is_interrupted_without_a_trace(tiny, nursery, tmp_path, name):
     """It has no steps: it starts anew, and never shows a part as the whole."""
     argv = tiny.command("collect", tmp_path / "run", count=130)  # more than a chunk of prompts
-    assert interrupted(nursery.run(argv, hooks=[("at_call", ["model.generate", 2, name])]))
+    assert interrupted(nursery.run(argv, hooks=[("at_call", ["model.generate", 1, name])]))
     assert not (tmp_path / "run" / "comparisons.jsonl").exists()
     assert nursery.run(argv).code == 0
     assert nursery.run(tiny.command("collect", tmp_path / "whole", count=130)).code == 0

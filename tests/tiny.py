@@ -285,7 +285,10 @@ def spy(_):
 
     def generated(network, prompts, *args, **kwargs):
         out = generate(network, prompts, *args, **kwargs)
-        drawn.append([p + t[:n] for p, t, n in zip(prompts, out[0].tolist(), out[1].tolist())])
+        each = len(out[0]) // len(prompts)
+        asked = [p for p in prompts for _ in range(each)]
+        rows = [p + t[:n] for p, t, n in zip(asked, out[0].tolist(), out[1].tolist())]
+        drawn.append([rows[i:i + each] for i in range(0, len(rows), each)] if each > 1 else rows)
         return out
 
     def updated(network, *args, **kwargs):
