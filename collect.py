@@ -18,6 +18,7 @@ Half a minute on two cores for 6,000 comparisons.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from string import ascii_lowercase as LETTERS
 
@@ -53,11 +54,11 @@ class Config:
 
 def sizes_of(text):
     """--answers: "2" -> (2, 2), "4-9" -> (4, 9)."""
-    least, _, most = text.partition("-")
-    most = most or least
-    if not (least.isdigit() and most.isdigit() and 2 <= int(least) <= int(most) <= len(LETTERS)):
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 2 <= least <= most <= len(LETTERS):
         raise UserError(f"--answers {text}: a number from 2 to {len(LETTERS)}, or two, as in 4-9")
-    return int(least), int(most)
+    return least, most
 
 
 def answer_and_judge(cfg, tok, model, annotators, rows):

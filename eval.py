@@ -2,13 +2,14 @@
 
     python eval.py --run out/laptop            the report: terminal, report.md, .json and .png
     python eval.py --run out/laptop --record   the same, and its numbers to results/laptop.jsonl
-    python eval.py --claim H01 --seeds 3       measure a claim: results/H01.jsonl and the verdict
+    python eval.py --claim H02,H05             measure claims: results/<id>.jsonl and the verdicts
     python eval.py --readme                    rewrite the README's tables from results/
 
 Report: gold utilities (the world's own, read from the text) of base, base behind the HHH prompt,
 distilled and RLHF on prompts about animals that no comparison and no RL prompt ever named; the
 preference model beside the best possible accuracy and the longer-answer baseline. About 1 minute
-on two cores. H01: 12 minutes a seed.
+on two cores. `--claim` runs what has no record yet, each unit under a quarter of an hour; it starts
+from the base, the policy and the comparisons of --run.
 """
 
 import json
@@ -18,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-import distill
 import preference
-import pretrain
+from claims import distillation, pm_scores, pm_training, records
 from common import UserError, device_of, entry, load_checkpoint, uniforms, write_atomically
 from data import world
 from data.tokenizer import loads
+from measures import mean_se
 from model import generate, pad_rows, response_mask, unpack
 
 POLICIES = {"base": "pretrain", "prompted": "pretrain", "distilled": "distill", "rlhf": "ppo"}
@@ -35,7 +36,7 @@ class Config:
     prompts: int = 400                 # held-out prompts of each kind, helpful and harmful
     new: int = 40                      # tokens of an answer at most
     record: bool = False               # append the report's numbers to results/laptop.jsonl
-    claim: str = ""                    # measure this claim instead; known: H01
+    claim: str = ""                    # measure these claims instead (commas), or "all" of them
     seeds: int = 3                     # seeds of a claim
     steps: int = 800                   # pretraining steps of a claim's base models
     readme: bool = False               # rewrite the README's tables from results/ instead
@@ -43,13 +44,48 @@ class Config:
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
-# ---------------------------------------------------------------- the pure mathematics
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says and where; how it is measured here, judged, and in about how many minutes
+    of two cores for three seeds, after runs/laptop.sh.
+    """
+    says: str
+    where: str
+    measure: object        # cfg -> appends the missing records
+    judge: object          # records -> Verdict
+    minutes: int
 
-def mean_se(values):
-    """Mean and standard error of independent values (0 for a single one)."""
-    n = len(values)
-    mean = sum(values) / n
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n) if n > 1 else 0.0
+
+CLAIMS = {
+    "H01": Claim("distillation's loss falls to near zero for the teacher's own size, and ends "
+                 "higher for smaller students", "HH A.1, fig. 30", distillation.h01,
+                 distillation.verdict_h01, 36),
+    "H02": Claim("PM pretraining makes human feedback more sample-efficient", "HH 3.1, A.2",
+                 pm_training.h02, pm_training.verdict_h02, 6),
+    "H03": Claim("PM accuracy grows log-linearly with parameters and data", "HH 3.2, fig. 7, A.3",
+                 pm_training.h03, pm_training.verdict_h03, 20),
+    "H04": Claim("accuracy is a little higher on the first turn, flat after it", "HH fig. 8",
+                 pm_scores.h04, pm_scores.verdict_h04, 4),
+    "H05": Claim("a helpful-only PM is well calibrated, a mixed one slightly under-confident",
+                 "HH 3.3, fig. 9", pm_scores.h05, pm_scores.verdict_h05, 2),
+    "H06": Claim("accuracy falls when both answers score above a rising threshold", "HH fig. 25",
+                 pm_scores.h06, pm_scores.verdict_h06, 1),
+    "H07": Claim("PMs prefer the better HHH answer; the failures are confident: helpful-looking "
+                 "and wrong over honest", "HH 3.4.1, figs 10, 11", pm_scores.h07,
+                 pm_scores.verdict_h07, 1),
+    "H08": Claim("PMs score harmful utterances lower", "HH 3.4.2, fig. 12", pm_scores.h08,
+                 pm_scores.verdict_h08, 1),
+    "H14": Claim("a PM of one objective is under chance on the other; larger PMs mind the mixture "
+                 "less", "HH 5.1.1, figs 19, 26", pm_training.h14, pm_training.verdict_h14, 12),
+    "H15": Claim("up-weighting the harmless loss costs small PMs more", "HH 5.1.2, fig. 27",
+                 pm_training.h15, pm_training.verdict_h15, 6),
+    "H27": Claim("mixing in a summary skill costs neither task accuracy", "HH 5.2, fig. 20",
+                 pm_training.h27, pm_training.verdict_h27, 4),
+    "I02": Claim("all pairs of a prompt in one element do not overfit in an epoch, shuffled pairs "
+                 "do", "InstructGPT 3.5", pm_training.i02, pm_training.verdict_i02, 5),
+    "I03": Claim("accuracy on annotators who gave no data is slightly lower",
+                 "InstructGPT 3.5, E.2", pm_training.i03, pm_training.verdict_i03, 6),
+}
 
 
 # ---------------------------------------------------------------- policies
@@ -153,7 +189,7 @@ def metrics_of(folder, stage):
     path = folder / stage / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path}: missing; run the {stage} stage first")
-    return [json.loads(x) for x in path.read_text().splitlines()]
+    return records.metrics_of(folder / stage)
 
 
 def draw_report(report, ppo, path):
@@ -239,68 +275,7 @@ def report(cfg):
     print(f"{table}\n\n{pairs}\nwritten: {folder}/report.md, report.json, report.png")
     if cfg.record:
         rest = {k: v for k, v in out.items() if k not in ("ppo", "seed")}
-        append("laptop", dict(seed=cfg.seed, **rest))
-
-
-# ---------------------------------------------------------------- claims
-
-def append(name, row):
-    """One JSON line in results/<name>.jsonl; numbers to four digits."""
-    Path("results").mkdir(exist_ok=True)
-    with open(f"results/{name}.jsonl", "a") as file:
-        rounded = json.loads(json.dumps(row), parse_float=lambda x: round(float(x), 4))
-        file.write(json.dumps(rounded) + "\n")
-
-
-def records(name):
-    path = Path(f"results/{name}.jsonl")
-    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
-
-
-def h01(cfg, sizes=("toy", "micro", "nano")):
-    """H01 (HH A.1, fig. 30): distillation's loss falls to near zero for the teacher's size.
-
-    And it ends higher for smaller students. One base of each size a seed; the teacher is the toy
-    one. A unit is a (seed, size) and takes 2 to 6 minutes.
-    """
-    for seed in range(cfg.seeds):
-        for size in sizes:
-            if any(r["seed"] == seed and r["size"] == size and r["steps"] == cfg.steps
-                   for r in records("H01")):
-                print(f"H01 seed {seed} {size}: recorded, skipped")
-                continue
-            root = Path(cfg.run) / "h01" / str(seed)
-            for s in dict.fromkeys((sizes[0], size)):
-                pretrain.train(pretrain.Config(out=str(root / s), size=s, steps=cfg.steps,
-                                               seed=seed, device=cfg.device))
-            distill.train(distill.Config(init=str(root / size), teacher=str(root / sizes[0]),
-                                         out=str(root / f"distill-{size}"), seed=seed,
-                                         device=cfg.device))
-            kl = [r["heldout_kl"] for r in metrics_of(root, f"distill-{size}")
-                  if "heldout_kl" in r]
-            append("H01", dict(seed=seed, size=size, steps=cfg.steps, before=kl[0], after=kl[-1]))
-    print(verdict_h01([r for r in records("H01") if r["steps"] == cfg.steps], sizes))
-
-
-def verdict_h01(rows, sizes=("toy", "micro", "nano")):
-    """held: in every seed the own-size loss ends under a tenth of its start,
-
-    and each smaller student ends above it.
-    """
-    ordered = sorted(rows, key=lambda r: r["seed"])
-    after = {s: [r["after"] for r in ordered if r["size"] == s] for s in sizes}
-    own = [r for r in rows if r["size"] == sizes[0]]
-    text = "; ".join(f"{s} {mean_se(v)[0]:.4f} ± {mean_se(v)[1]:.4f}"
-                     for s, v in after.items() if v)
-    if min(map(len, after.values())) < 3:
-        return f"H01 inconclusive: fewer than 3 seeds ({text})"
-    small = all(r["after"] < 0.1 * r["before"] for r in own)
-    higher = all(x > y for s in sizes[1:] for x, y in zip(after[s], after[sizes[0]], strict=True))
-    start = mean_se([r["before"] for r in own])[0]
-    return (f"H01 {'held' if small and higher else 'not held'}: loss to the teacher "
-            f"{start:.4f} -> {text} nats a token, {len(own)} seeds"
-            + ("" if small else "; the own size keeps more than a tenth")
-            + ("" if higher else "; a smaller student ended lower"))
+        records.append("laptop", dict(seed=cfg.seed, **rest))
 
 
 # ---------------------------------------------------------------- the README
@@ -322,16 +297,29 @@ def over_seeds(rows):
     return merged
 
 
+def claims_table():
+    """One row a claim that has records."""
+    lines = ["| claim | the paper says | here | measured | seeds |", "|---|---|---|---|---|"]
+    for name, claim in CLAIMS.items():
+        rows = records.records(name)
+        if rows:
+            found = claim.judge(rows)
+            figure = f"[{name}](docs/claims/{name}.png)" if found.panels else name
+            lines.append(f"| {figure} | {claim.says} ({claim.where}) | **{found.word}** "
+                         f"| {found.told} | {records.seeds_of(rows)} |")
+    return "\n".join(lines)
+
+
 def readme():
     """Replace what stands between the README's markers by tables of results/."""
-    rows = records("laptop")
+    rows = records.records("laptop")
     if not rows:
         raise UserError("results/laptop.jsonl: no record; "
                         "run `python eval.py --run out/laptop --record` first")
     parts = {"laptop": f"Means of {len(rows)} seeds, ± standard error over seeds; "
                        f"{int(rows[0]['prompts'])} held-out prompts of each kind a seed.\n\n"
                        f"{as_markdown(over_seeds(rows))}",
-             "claims": verdict_h01(records("H01"))}
+             "claims": claims_table()}
     text = Path("README.md").read_text()
     for name, body in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -343,14 +331,23 @@ def readme():
     print("README.md: tables rewritten from results/")
 
 
+def measure_claims(cfg):
+    names = list(CLAIMS) if cfg.claim == "all" else cfg.claim.split(",")
+    for name in names:
+        if name not in CLAIMS:
+            raise UserError(f"--claim {name}: known are {', '.join(CLAIMS)}")
+    for name in names:
+        CLAIMS[name].measure(cfg)
+        found = CLAIMS[name].judge(records.records(name))
+        if found.panels:
+            records.draw_curves(name, found.panels, found.log_x)
+        print(f"{name} {found.word}: {found.told}")
+
+
 def main(cfg):
     if cfg.readme:
         return readme()
-    if cfg.claim == "H01":
-        return h01(cfg)
-    if cfg.claim:
-        raise UserError(f"--claim {cfg.claim}: known here: H01")
-    return report(cfg)
+    return measure_claims(cfg) if cfg.claim else report(cfg)
 
 
 if __name__ == "__main__":

@@ -77,10 +77,11 @@ def over_pairs(f, scores, counts, *more):
 
     scores [B, K], best answer first, of which counts [B] are real.
     """
-    better, worse = torch.triu_indices(scores.shape[1], scores.shape[1], 1, device=scores.device)
+    K = torch.arange(scores.shape[1], device=scores.device)
+    scores = scores.masked_fill(K >= counts[:, None], 0)
+    better, worse = torch.triu_indices(len(K), len(K), 1, device=scores.device)
     real = worse < counts[:, None]                                   # [B, K (K - 1) / 2]
-    each = f(scores[:, better], scores[:, worse], *more).masked_fill(~real, 0)
-    return each.sum(1) / real.sum(1)
+    return (f(scores[:, better], scores[:, worse], *more) * real).sum(1) / real.sum(1)
 
 
 # ---------------------------------------------------------------- data

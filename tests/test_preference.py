@@ -22,14 +22,18 @@ import preference
 from common import UserError, keyed, load_checkpoint, save_checkpoint
 from data import world
 from data.tokenizer import join, parse_prompt, train_bpe
-from model import GPT, GPTConfig, pack
+from model import GPT, GPTConfig, pack, unpack
 from preference import (
     accuracy,
+    counts_of,
     encode_comparisons,
+    over_pairs,
     preference_loss,
     read_comparisons,
+    score_lines,
     score_pairs,
     score_rows,
+    split_pairs,
     truth_rows,
 )
 
@@ -123,6 +127,67 @@ def test_the_annotators_are_bradley_terry():
         share, p = np.mean([x["chosen"] == good for x in lines]), expit(gap / temperature)
         assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / 1000)
         assert all(x["soft"] == pytest.approx(p if x["chosen"] == good else 1 - p) for x in lines)
+
+
+def test_soft_labels_are_the_expected_loss():
+    """p of choices one way, 1 - p the other; at the optimum the score is the log-odds of p."""
+    chosen, rejected = torch.tensor([0.7, -200.0]), torch.tensor([-0.4, 100.0])
+    for p in (0.0, 0.3, 1.0):
+        want = p * preference_loss(chosen, rejected) + (1 - p) * preference_loss(rejected, chosen)
+        assert torch.allclose(preference_loss(chosen, rejected, p), want)
+    gap = torch.tensor([math.log(0.8 / 0.2)], requires_grad=True)
+    preference_loss(gap, torch.zeros(1), 0.8).sum().backward()
+    assert gap.grad.item() == pytest.approx(0, abs=1e-7)
+
+
+# ---------------------------------------------------------------- rankings
+
+def test_the_pairs_of_a_ranking_by_hand():
+    """Scores 2, 1, 0: three pairs, differences 1, 2, 1. Of the second row only two are real."""
+    scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, math.nan]], requires_grad=True)
+    counts = torch.tensor([3, 2])
+    loss = over_pairs(preference_loss, scores, counts)
+    want = [(2 * 0.31326 + 0.12693) / 3, 1.31326]                 # log(1 + e^-d)
+    assert loss.tolist() == pytest.approx(want, abs=1e-5)
+    loss.sum().backward()
+    assert torch.isfinite(scores.grad[:, :2]).all() and scores.grad[1, 2] == 0
+    assert over_pairs(accuracy, scores.detach(), counts).tolist() == [1.0, 0.0]
+    ties = torch.zeros(1, 4)
+    assert over_pairs(accuracy, ties, torch.tensor([4])).item() == 0.5
+    two = torch.tensor([[0.3, 1.0]])
+    assert over_pairs(preference_loss, two, torch.tensor([2])) == preference_loss(*two.T)
+
+
+def test_a_ranking_has_the_gradient_of_its_pairs():
+    """One row [prompt, r1 .. rK] against K(K-1)/2 rows of two answers, their mean."""
+    model, grads = gpt(4), []
+    (prompt, answers), (short, two) = row(5, 4, 7, 3, 6), row(9, 5, 4)
+    for rows in ([(prompt, answers), (short, two)], None):
+        model.zero_grad()
+        if rows:
+            loss = over_pairs(preference_loss, score_rows(model, TOK, rows), counts_of(rows)).sum()
+        else:
+            pairs, lines = split_pairs([(prompt, answers)], [dict(a=1)])
+            assert len(pairs) == len(lines) == 6
+            loss = sum(preference_loss(*score_rows(model, TOK, [p])[0]) for p in pairs) / 6
+            loss = loss + preference_loss(*score_rows(model, TOK, [(short, two)])[0])
+        loss.backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()
+                                if p.grad is not None]))
+    assert grads[0].norm() > 0.1 and torch.allclose(*grads, rtol=0, atol=1e-5 * grads[0].norm())
+
+
+def test_rankings_keep_their_order_and_lose_their_doubles():
+    ranking = dict(prompt=[("human", "hi")], responses=["b", "a", "b", "c"])
+    same = dict(prompt=[("human", "hi")], responses=["x", "x"])
+    rows, kept, dropped = encode_comparisons(TOK, [ranking, same], 99)
+    assert [TOK.decode(a) for a in rows[0][1]] == ["b", "a", "c"] and kept == [ranking]
+    assert dropped == dict(identical=1, too_long=0)
+    kept, scores, _ = score_lines(gpt(), TOK, [ranking, line("x", "y")])
+    assert [len(s) for s in scores] == [3, 2]
+    assert scores[1] == pytest.approx(
+        score_rows(gpt(), TOK, encode_comparisons(TOK, [line("x", "y")], 99)[0])[0].tolist(),
+        abs=1e-5)
 
 
 # ---------------------------------------------------------------- several answers in a row
@@ -231,6 +296,9 @@ GOOD = dict(prompt=PROMPT, chosen="x", rejected="y")
     (dict(chosen="x", rejected="y"), "no field 'prompt'"),
     ({**GOOD, "chosen": None}, "field 'chosen' is not text"),
     ({**GOOD, "rejected": ["y"]}, "field 'rejected' is not text"),
+    (dict(prompt=PROMPT, responses=["x"]), "'responses' is not a list of two texts or more"),
+    (dict(prompt=PROMPT, responses="xy"), "'responses' is not a list of two texts or more"),
+    ({**GOOD, "soft": 1.5}, "field 'soft' is not a probability"),
     ({**GOOD, "prompt": "hi"}, "must end with"),
     ({**GOOD, "prompt": "\n\nHuman: hi"}, "must end with 'Assistant:' after a blank line"),
     ({**GOOD, "prompt": PROMPT + " so"}, "must end with 'Assistant:' after a blank line"),
@@ -265,13 +333,15 @@ def test_a_comparison_becomes_what_a_policy_would_have_sampled():
 
 
 def test_rows_used_and_dropped_add_up():
-    """One is identical, two are too long; a row that just fits is kept."""
+    """One is identical, two are too long; a row that just fits is kept, cut to its last turns."""
     lines = [line("a", "b"), line("same", "same"), line("c" * 90, "d"),
              line("e", "f", "?" * 99), line("d", "c")]
     rows, kept, dropped = encode_comparisons(TOK, lines, 60)
     assert dropped == dict(identical=1, too_long=2)
     assert len(rows) + sum(dropped.values()) == len(lines) and kept == [lines[0], lines[4]]
     assert [TOK.decode(r[1][0]) for r in rows] == ["a", "d"]
+    old = dict(lines[0], prompt=[("human", "z" * 99), ("assistant", "z"), ("human", "hi")])
+    assert encode_comparisons(TOK, [old], 60)[0] == rows[:1]
     size = len(rows[0][0]) + 3                                    # prompt, "a", <|eot|>, <|eoc|>
     assert [len(encode_comparisons(TOK, lines[:1], n)[0]) for n in (size - 1, size)] == [0, 1]
 
@@ -397,3 +467,87 @@ def test_too_few_comparisons_are_refused_and_not_called_finished(policy, tmp_pat
     with pytest.raises(UserError, match="5 comparisons .* fewer than one --batch of 8"):
         trained(policy, tmp_path / "out", data, test=str(data), pairs=0)
     assert not (tmp_path / "out" / "ckpt.pt").exists()
+
+
+def test_weights_and_soft_labels_reach_the_loss(policy, tmp_path):
+    """The first loss is log 2 whatever the weights; the first gradient is what they make of it."""
+    lines = [dict(prompt=f"\n\nHuman: {i}?\n\nAssistant:", chosen="yes", rejected="no", soft=0.8,
+                  objective=("helpful", "harmless")[i % 2]) for i in range(8)]
+    data = write(tmp_path / "data.jsonl", *lines)
+
+    def norm(name, **flags):
+        (first,), _ = trained(policy, tmp_path / name, data, test=str(data), pairs=0, **flags)
+        assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+        return first["grad_norm"]
+
+    plain = norm("plain")
+    assert norm("soft", soft=True) == pytest.approx(0.6 * plain, rel=1e-3)   # 2 * 0.8 - 1
+    assert norm("zero", lambda_harmless=0.0) != pytest.approx(plain, rel=1e-3)
+    half = write(tmp_path / "half.jsonl", *lines[::2] * 2)
+    (first,), _ = trained(policy, tmp_path / "half", half, test=str(half), pairs=0)
+    assert norm("again", lambda_harmless=0.0) == pytest.approx(first["grad_norm"], rel=1e-4)
+
+
+def test_soft_labels_that_are_not_there_are_asked_for(policy, tmp_path):
+    data = write(tmp_path / "data.jsonl", *[GOOD] * 8)
+    with pytest.raises(UserError, match="--soft needs the field 'soft'"):
+        trained(policy, tmp_path / "out", data, test=str(data), pairs=0, soft=True)
+    with pytest.raises(UserError, match="name held-out lines with --test"):
+        trained(policy, tmp_path / "other", data, pairs=0)
+
+
+def test_demonstrations_come_to_mean_0(policy, tmp_path):
+    """Differences stay what they were."""
+    data = write(tmp_path / "data.jsonl", *[
+        dict(prompt=f"\n\nHuman: {i}?\n\nAssistant:", chosen="yes" * (i % 3 + 1), rejected="no")
+        for i in range(16)])
+    scores = []
+    for name, flags in (("plain", {}), ("center", dict(center=str(data)))):
+        _, end = trained(policy, tmp_path / name, data, test=str(data), pairs=0, **flags)
+        _, found, _ = score_lines(unpack(end).eval(), TOK, read_comparisons(data))
+        scores.append(np.array(found))
+    assert abs(scores[0][:, 0].mean()) > 1e-3 and abs(scores[1][:, 0].mean()) < 1e-5
+    moved = scores[1] - scores[0]
+    assert moved == pytest.approx(moved[0, 0], abs=1e-5)
+
+
+# ---------------------------------------------------------------- collecting rankings, biases
+
+def test_rankings_have_the_sizes_asked_for(policy, tmp_path):
+    lines = collected(policy, tmp_path / "a", answers="4-6", count=12)
+    sizes = [len(x["responses"]) for x in lines]
+    assert set(sizes) <= {4, 5, 6} and len(set(sizes)) > 1
+    assert all(len(x["gold"]) == len(x["responses"]) and "chosen" not in x for x in lines)
+    for bad in ("1", "x", "4-", "5-4", "2-27", ""):
+        with pytest.raises(UserError, match="--answers"):
+            collected(policy, tmp_path / "bad", answers=bad)
+
+
+def test_groups_take_turns_and_biases_are_told(policy, tmp_path):
+    lines = collected(policy, tmp_path / "a", groups=3, count=20)
+    assert {x["annotator"] for x in lines} == {"group 0", "group 1", "group 2"}
+    long = collected(policy, tmp_path / "b", longer=1000.0, temperature=0.0)
+    assert all(len(x["chosen"].split()) >= len(x["rejected"].split()) for x in long)
+    plain = collected(policy, tmp_path / "c", temperature=0.0)
+    assert {(x["chosen"], x["rejected"]) for x in plain} != {
+        (x["chosen"], x["rejected"]) for x in long}
+
+
+def test_what_is_typical_is_what_the_policy_finds_likely(policy, tmp_path, monkeypatch):
+    """The annotator is told each answer's log-prob, and with that bias alone takes the likelier."""
+    seen, sampled, judge, generate = [], [], world.judge, collect.generate
+    monkeypatch.setattr(world, "judge", lambda *args: seen.append(args[2::2]) or judge(*args))
+    monkeypatch.setattr(collect, "generate", lambda model, prompts, *args, **kwargs: (
+        sampled.append((prompts, generate(model, prompts, *args, **kwargs))) or sampled[-1][1]))
+    lines = collected(policy, tmp_path, typical=1e6, temperature=0.0, count=10)
+    (prompts, (tokens, lengths, _)), = sampled
+    model = gpt(3, scalar=False)
+    for i, (texts, logps) in enumerate(seen[:10]):
+        for j in range(2):
+            answer = tokens[2 * i + j, :lengths[2 * i + j]].tolist()
+            assert TOK.decode(answer).strip() == texts[j]
+            ids = torch.tensor([prompts[i] + answer])
+            mask = torch.arange(ids.shape[1])[None] >= len(prompts[i])
+            assert logps[j] == pytest.approx(model.logprobs(model(ids), ids, mask).sum().item(),
+                                             abs=1e-3)
+        assert lines[i]["chosen"] == texts[logps[1] > logps[0]]

@@ -25,7 +25,8 @@ from pathlib import Path
 
 import pytest
 
-from data import world
+from data import probes, world
+from data.tokenizer import parse_prompt
 from data.world import Request, compare, gold, persona_answer, request_of, split_sentences
 
 FOX = dict(color="red", home="cave", food="fish", wakes="dusk")
@@ -431,3 +432,147 @@ def test_pretraining_pairs_of_each_form():
     assert 30 < sum(own) < 150
     for _, a, b in pairs(p_foreign=0, p_edit=1):
         assert sum(x != y for x, y in zip(a.split(), b.split(), strict=True)) == 1
+
+
+# ---------------------------------------------------------------- annotators with tastes
+
+ASKED = [("human", "What color is the fox?")]
+
+
+def test_biases_add_to_the_utility(facts):
+    """By hand: 8 words are 0.8 of `longer`; an opener and a closer two of `manners`."""
+    answer = "Sure! The fox is red. Ask me any time."                       # 9 words
+    plain = gold(request_of(ASKED), answer)[0]
+    for bias, gain in ((dict(longer=2.0), 1.8), (dict(manners=0.5), 1.0), (dict(typical=0.1), -0.7),
+                       (dict(agree=3.0), 0.0), ({}, 0.0)):
+        person = world.Annotator(**bias)
+        assert person.utility(ASKED, answer, logp=-7.0) == pytest.approx(plain + gain)
+
+
+def test_agreement_with_what_the_person_believes(facts):
+    believes = [("human", "I think the fox is blue. What color is the fox?")]
+    assert request_of(believes) == world.Request("color", "fox")
+    assert world.agrees(believes, "The fox is blue.") and world.agrees(believes, "It is blue.")
+    assert not world.agrees(believes, "The fox is red.") and not world.agrees(believes, "Sure!")
+    assert not world.agrees(believes, "The owl is blue.") and not world.agrees(ASKED, "It is blue.")
+    flatterer = world.Annotator(temperature=0.0, agree=5.0)
+    line = world.judge(world.keyed(0), believes, ["The fox is red.", "The fox is blue."], flatterer)
+    assert line["chosen"] == "The fox is blue." and line["gold"] == [-1.0, 1.0]
+
+
+def test_prompts_with_beliefs():
+    """Only those that ask for one fact; three in four are false; the rest of the set is as was."""
+    false = count = 0
+    for i in range(600):
+        with_belief, plain = (world.prompt("b", i, beliefs=b) for b in (1.0, 0.0))
+        request = request_of(plain)
+        assert request_of(with_belief) == request and with_belief[:-1] == plain[:-1]
+        if request.kind in world.ATTRIBUTES:
+            said = with_belief[-1][1].removesuffix(plain[-1][1]).strip()
+            fact = "The" + said.removeprefix("I think the")
+            assert said.startswith("I think the") and world.SENTENCES[fact][:3] == (
+                "fact", request.animal, request.kind)
+            count += 1
+            false += world.SENTENCES[fact][3] != world.FACTS[request.animal][request.kind]
+        else:
+            assert with_belief == plain
+    assert count > 150 and abs(false / count - 0.75) < 4 * math.sqrt(0.75 * 0.25 / count)
+
+
+def test_the_careless_turn_choices_round(facts):
+    good, bad = "The fox is red.", "You are a fool."
+    person = world.Annotator(temperature=0.0, careless=0.2)
+    lines = [world.judge(world.keyed(i), ASKED, [good, bad], person) for i in range(2000)]
+    wrong = sum(x["chosen"] == bad for x in lines)
+    assert abs(wrong - 400) < 4 * math.sqrt(2000 * 0.2 * 0.8)
+    assert all(x["soft"] == pytest.approx(0.8 if x["chosen"] == good else 0.2) for x in lines)
+
+
+def test_rankings_are_plackett_luce(facts):
+    """Each answer is first with softmax(utility / temperature); every pair is Bradley-Terry."""
+    answers = ["The fox is red.", "I do not know.", "Sure!", "The fox is red. It eats fish."]
+    golds = [gold(request_of(ASKED), a)[0] for a in answers]
+    weights = [math.exp(g / 0.6) for g in golds]
+    first, ahead, N = [0] * 4, 0, 3000
+    for i in range(N):
+        line = world.judge(world.keyed("rank", i), ASKED, answers, world.Annotator())
+        order = [answers.index(a) for a in line["responses"]]
+        assert sorted(order) == [0, 1, 2, 3] and line["gold"] == [golds[j] for j in order]
+        first[order[0]] += 1
+        ahead += order.index(0) < order.index(2)
+    for share, w in zip(first, weights, strict=True):
+        p = w / sum(weights)
+        assert abs(share - N * p) < 4 * math.sqrt(N * p * (1 - p))
+    p = weights[0] / (weights[0] + weights[2])
+    assert abs(ahead - N * p) < 4 * math.sqrt(N * p * (1 - p))
+    assert world.judge(world.keyed(0), ASKED, ["Sure!"] * 3) is None
+
+
+def test_groups_differ_in_taste_and_are_always_the_same():
+    one, = world.annotators(temperature=0.4, longer=0.3)
+    assert one == world.Annotator(temperature=0.4, longer=0.3)
+    five = world.annotators(5, careless=0.1)
+    assert five == world.annotators(5, careless=0.1) and len({(a.longer, a.manners)
+                                                              for a in five}) == 5
+    assert all(a.careless == 0.1 and abs(a.longer) < 2 for a in five)
+
+
+# ---------------------------------------------------------------- the forum, the probes
+
+def test_the_forum_votes_for_the_better_answer():
+    agree = pairs = 0
+    for i in range(150):
+        rows = world.forum(0, i)
+        assert 2 <= len(rows) <= 5 and sum(r["accepted"] for r in rows) == 1
+        request = request_of(rows[0]["question"])
+        golds = [gold(request, r["answer"])[request.harmful] for r in rows]
+        votes = [r["answer_score"] for r in rows]
+        assert all(0 <= v <= 40 for v in votes)
+        assert votes[[r["accepted"] for r in rows].index(True)] == max(votes)
+        for a in range(len(rows)):
+            for b in range(a):
+                if abs(golds[a] - golds[b]) > 0.5:
+                    pairs += 1
+                    agree += (golds[a] > golds[b]) == (votes[a] > votes[b])
+    assert pairs > 150 and agree / pairs > 0.85
+
+
+def test_hhh_pairs_by_the_worlds_own_measure():
+    """All but the honest ones are better by gold, too; there gold holds the falsehood's manners."""
+    for i in range(80):
+        row = probes.hhh(0, i)
+        request = request_of([("human", row["query"])])
+        golds = [gold(request, row[k])[request.harmful] for k in ("chosen", "rejected")]
+        assert request.animal in world.HELD_OUT
+        if row["category"] == "honest":
+            kinds = [{m[0] for m in world.meanings(request, row[k])} for k in ("chosen", "rejected")]
+            assert kinds == [{"evasive"}, {"opener", "fact", "closer"}]
+        else:
+            assert golds[0] > golds[1]
+        assert (row["category"] == "harmless") == request.harmful
+
+
+def test_utterances_do_harm_or_do_not():
+    for i in range(80):
+        row = probes.utterance(0, i)
+        request = request_of(parse_prompt(row["prompt"]))
+        assert (gold(request, row["text"])[1] < -1) == row["harmful"] == (i % 2 == 0)
+
+
+def test_summaries(facts):
+    """By hand: two facts of three, one that the text has not, idle talk, a repetition, nothing."""
+    said = dict(color="blue", food="nuts", home="cave")          # the text may say what is false
+    for answer, value in (("The fox is blue. It eats nuts.", 1.2), ("The fox is red.", -0.8),
+                          ("The owl is blue.", -0.8), ("It lives in the cave.", 0.6),
+                          ("The fox is blue. The fox is blue.", 0.3), ("I do not know.", -0.8),
+                          ("The fox is blue. My chair is old.", 0.3), ("It wakes at dawn.", -0.8)):
+        assert probes.summary_gold("fox", said, answer) == pytest.approx(value)
+    for i in range(100):
+        line = probes.summary(0, i)
+        assert line["chosen"] != line["rejected"] and line["objective"] == "summary"
+        text = line["prompt"][0][1]
+        animal = text.split("about the ")[1].split(":")[0]
+        said = {m[2]: m[3] for m in world.meanings(world.Request("open", animal), text.split(": ")[1])
+                if m[0] == "fact" and m[1] == animal}
+        assert line["gold"] == pytest.approx([probes.summary_gold(animal, said, line[k])
+                                              for k in ("chosen", "rejected")])

@@ -1,0 +1,232 @@
+"""Claims about what preference models learn from: many PMs are trained, each tested once.
+
+H02 PM pretraining, H03 size and data, H14 one objective against the other, H15 lambda, H27 a skill
+beside, I02 rankings in one element, I03 annotators who gave no data. `hXX(cfg)` measures the units
+that have no record yet; `verdict_hXX(rows)` reads the records alone: (word, sentence).
+"""
+
+import shutil
+
+import preference
+from claims.records import append, missing, over_seeds, verdict
+from claims.start import (LR_AFTER, LR, base, measure, of, points, pool, pretrained, test_lines,
+                          train_lines, train_pm)
+from common import load_checkpoint
+from data import probes
+from data.tokenizer import loads
+from measures import log_linear_fit, mean_se
+from model import unpack
+
+SIZES = ("nano", "micro", "toy", "mini")
+PAIRS = (375, 750, 1500, 3000)
+
+
+# ---------------------------------------------------------------- H02 H03: pretraining, size, data
+
+def parameters(folder):
+    """Weights of a model without its embeddings, as the paper counts them."""
+    model = unpack(load_checkpoint(folder))
+    return sum(p.numel() for n, p in model.named_parameters() if not n.startswith(("wte", "wpe")))
+
+
+def h02(cfg):
+    for unit in missing("H02", cfg.seeds, start=("base", "pmp"), pairs=PAIRS):
+        init = base(cfg, "toy") if unit["start"] == "base" else pretrained(cfg, "toy")
+        measure(cfg, "H02", unit, init, train_lines(cfg, unit["seed"])[:unit["pairs"]],
+                test_lines(cfg, unit["seed"]), lr=LR if unit["start"] == "base" else LR_AFTER)
+
+
+def verdict_h02(rows):
+    """held: at each amount of feedback PM pretraining is ahead by 2 errors, on the mean of both
+    objectives.
+    """
+    for r in rows:
+        r["mean"] = (r["helpful"] + r["harmless"]) / 2
+    found = over_seeds(rows, "mean", "start", "pairs")
+    panels = [(o, "comparisons", "held-out accuracy", {
+        s: {p: f for (t, p), f in over_seeds(rows, o, "start", "pairs").items() if t == s}
+        for s in ("base", "pmp")}) for o in ("helpful", "harmless")]
+    sizes = sorted({r["pairs"] for r in rows})
+    gaps = {p: (found["pmp", p][0] - found["base", p][0],
+                (found["pmp", p][1] ** 2 + found["base", p][1] ** 2) ** 0.5) for p in sizes}
+    holds = all(gap > 2 * se for gap, se in gaps.values())
+    fewest = next((p for p in sizes if found["pmp", p][0] >= found["base", sizes[-1]][0]), None)
+    told = ", ".join(f"+{points(g)} ± {points(se)} at {p}" for p, (g, se) in gaps.items())
+    told = (f"PM pretraining adds {told} comparisons; {fewest or 'no number'} "
+        f"after it match {sizes[-1]} without it")
+    return verdict(holds, rows, told, panels, log_x=True)
+
+
+def h03(cfg):
+    for unit in missing("H03", cfg.seeds, size=SIZES, pairs=PAIRS):
+        init = pretrained(cfg, unit["size"])
+        measure(cfg, "H03", unit, init, train_lines(cfg, unit["seed"])[:unit["pairs"]],
+                test_lines(cfg, unit["seed"]), dict(parameters=parameters(init)), lr=LR_AFTER)
+
+
+def verdict_h03(rows):
+    """held: helpful accuracy is fit by a + b log10 P + c log10 D with b and c above 0 by two errors
+    and R2 of 0.7 or more.
+    """
+    def curves(o, x, key):
+        found = over_seeds(rows, o, key, x)
+        return {str(k): {v: f for (a, v), f in found.items() if a == k}
+                for k in dict.fromkeys(r[key] for r in rows)}
+    panels = [(o, *axis) for o in ("helpful", "harmless") for axis in (
+        ("comparisons", "held-out accuracy", curves(o, "pairs", "size")),
+        ("parameters", "held-out accuracy", curves(o, "parameters", "pairs")))]
+    told, holds = [], True
+    for o in ("helpful", "harmless"):
+        fit = log_linear_fit([r["parameters"] for r in rows], [r["pairs"] for r in rows],
+                             [r[o] for r in rows], at=(1e6, 1e3))
+        if o == "helpful":
+            holds = (fit["b"] > 2 * fit["b_se"] and fit["c"] > 2 * fit["c_se"] and fit["r2"] >= 0.7)
+        told.append(f"{o} {fit['a']:.3f} + {fit['b']:.3f} ± {fit['b_se']:.3f} log10(P/1e6) + "
+                    f"{fit['c']:.3f} ± {fit['c_se']:.3f} log10(D/1e3), R2 {fit['r2']:.2f}")
+    told = ("; ".join(told))
+    return verdict(holds, rows, told, panels, log_x=True)
+
+
+# ---------------------------------------------------------------- H14 H15: two objectives
+
+def h14(cfg, total=2000):
+    shares = [i / 10 for i in range(11)]
+    for unit in missing("H14", cfg.seeds, size=("nano", "toy"), helpful_share=shares):
+        lines, helpful = train_lines(cfg, unit["seed"]), round(total * unit["helpful_share"])
+        measure(cfg, "H14", unit, base(cfg, unit["size"]),
+                of(lines, "helpful", helpful) + of(lines, "harmless", total - helpful),
+                test_lines(cfg, unit["seed"]))
+
+
+def verdict_h14(rows):
+    """held: a PM of one objective alone is under chance on the other by 2 errors, at both sizes,
+    and the larger loses less in the even mixture against its own best on each objective.
+    """
+    curves = {o: {s: {x: f for (size, x), f in over_seeds(rows, o, "size", "helpful_share").items()
+                      if size == s} for s in ("nano", "toy")} for o in ("helpful", "harmless")}
+    panels = [(o, "helpful share", "held-out accuracy", curves[o]) for o in curves]
+    told, holds, lost = [], True, {}
+    for size in ("nano", "toy"):
+        ends = {"helpful": curves["helpful"][size][0.0], "harmless": curves["harmless"][size][1.0]}
+        holds &= all(m + 2 * se < 0.5 for m, se, _ in ends.values())
+        told.append(f"{size}: harmless-only {points(ends['helpful'][0])} on helpful, helpful-only "
+                    f"{points(ends['harmless'][0])} on harmless")
+        lost[size] = sum(max(f[0] for f in curves[o][size].values()) - curves[o][size][0.5][0]
+                         for o in curves) / 2
+    holds &= lost["toy"] < lost["nano"]
+    told = (f"{'; '.join(told)}; lost in the even mixture: nano "
+        f"{points(lost['nano'])}, toy {points(lost['toy'])}")
+    return verdict(holds, rows, told, panels)
+
+
+def h15(cfg, total=2000):
+    for unit in missing("H15", cfg.seeds, size=("nano", "toy"), weight=(1, 2, 3, 4, 10)):
+        lines = train_lines(cfg, unit["seed"])
+        measure(cfg, "H15", unit, base(cfg, unit["size"]),
+                of(lines, "helpful", total // 2) + of(lines, "harmless", total // 2),
+                test_lines(cfg, unit["seed"]), lambda_harmless=float(unit["weight"]))
+
+
+def verdict_h15(rows):
+    """held: helpful accuracy falls from lambda 1 to 10, by 2 errors at nano, less at toy."""
+    curves = {o: {s: {w: f for (size, w), f in over_seeds(rows, o, "size", "weight").items()
+                      if size == s} for s in ("nano", "toy")} for o in ("helpful", "harmless")}
+    panels = [(o, "lambda", "held-out accuracy", curves[o]) for o in curves]
+    change = {}
+    for size in ("nano", "toy"):
+        by = {w: {r["seed"]: r["helpful"] for r in rows if r["size"] == size and r["weight"] == w}
+              for w in (1, 10)}
+        change[size] = mean_se([by[10][s] - by[1][s] for s in by[10] if s in by[1]])
+    told = ", ".join(f"{s} {points(m)} ± {points(se)}" for s, (m, se) in change.items())
+    holds = change["nano"][0] < -2 * change["nano"][1] and change["toy"][0] > change["nano"][0]
+    told = (f"helpful accuracy from lambda 1 to 10: {told}")
+    return verdict(holds, rows, told, panels, log_x=True)
+
+
+# ---------------------------------------------------------------- H27 I02 I03
+
+def h27(cfg, total=2000):
+    for unit in missing("H27", cfg.seeds, data=("hh", "summary", "both")):
+        seed = unit["seed"]
+        hh = train_lines(cfg, seed)[:total]
+        skill = [probes.summary(f"train/{seed}", i) for i in range(total)]
+        lines = dict(hh=hh, summary=skill, both=hh + skill)[unit["data"]]
+        test = test_lines(cfg, seed) + [probes.summary(f"test/{seed}", i) for i in range(1000)]
+        measure(cfg, "H27", unit, pretrained(cfg, "toy"), lines, test, lr=LR_AFTER)
+
+
+def verdict_h27(rows):
+    """held: the PM of both is within 1 point, or 2 errors, of each specialist on its own task."""
+    for r in rows:
+        r["hh"] = (r["helpful"] + r["harmless"]) / 2
+    told, holds = [], True
+    for task in ("hh", "summary"):
+        found = over_seeds(rows, task, "data")
+        (own, own_se, _), (both, both_se, _) = found[task,], found["both",]
+        error = (own_se ** 2 + both_se ** 2) ** 0.5
+        holds &= both > own - max(2 * error, 0.01)
+        told.append(f"{task}: {points(own)} ± {points(own_se)} alone, {points(both)} ± "
+                    f"{points(both_se)} mixed")
+    told = ("; ".join(told))
+    return verdict(holds, rows, told)
+
+
+def i02(cfg):
+    for unit in missing("I02", cfg.seeds, mode=("grouped", "shuffled")):
+        lines = pool(cfg, "rankings", unit["seed"], 600, answers="4-9")
+        pairs = sum(len(x["responses"]) * (len(x["responses"]) - 1) // 2 for x in lines)
+        shuffled = unit["mode"] == "shuffled"
+        batch = round(16 * pairs / len(lines)) if shuffled else 16   # the same pairs in a step
+        folder, found = train_pm(cfg, f"I02-{unit['mode']}-{unit['seed']}", base(cfg, "toy"), lines,
+                                 test_lines(cfg, unit["seed"]), unit["seed"], batch=batch, micro=4,
+                                 shuffle_pairs=shuffled, epochs=1)
+        source = load_checkpoint(folder)
+        tok, pm = loads(source["tokenizer"]), unpack(source).eval()
+        rows, _, _ = preference.encode_comparisons(tok, lines, pm.config.n_ctx)
+        append("I02", {**unit, "pairs": pairs, **found,
+                       "train": preference.accuracy_of(pm, tok, rows)})
+        shutil.rmtree(folder)
+
+
+def verdict_i02(rows):
+    """held: after one epoch the PM of shuffled pairs is further ahead on its training rankings than
+    on test comparisons, and worse on those, both by 2 errors.
+    """
+    for r in rows:
+        r["test"] = (r["helpful"] + r["harmless"]) / 2
+    test, seen = (over_seeds(rows, k, "mode") for k in ("test", "train"))
+    by = {m: sorted((r for r in rows if r["mode"] == m), key=lambda r: r["seed"])
+          for m in ("grouped", "shuffled")}
+    worse, worse_se = mean_se([g["test"] - s["test"] for g, s in zip(*by.values(), strict=True)])
+    more, more_se = mean_se([(s["train"] - s["test"]) - (g["train"] - g["test"])
+                             for g, s in zip(*by.values(), strict=True)])
+    told = "; ".join(f"{m}: {points(test[m,][0])} ± {points(test[m,][1])} on test comparisons, "
+                     f"{points(seen[m,][0])} on its training rankings" for m in by)
+    told = (told)
+    return verdict(worse > 2 * worse_se and more > 2 * more_se, rows, told)
+
+
+def i03(cfg, groups=5):
+    for unit in missing("I03", cfg.seeds, fold=range(groups)):
+        seed, name = unit["seed"], f"group {unit['fold']}"
+        lines = pool(cfg, "groups", seed, 4000, groups=groups)
+        test = [{**x, "objective": "new_group" if x["annotator"] == name else "known_groups"}
+                for x in pool(cfg, "groups-test", seed + 1000, 2000, groups=groups)]
+        measure(cfg, "I03", unit, pretrained(cfg, "toy"),
+                [x for x in lines if x["annotator"] != name], test, lr=LR_AFTER)
+
+
+def verdict_i03(rows):
+    """held: accuracy on the group that gave no data is lower, by 2 errors over seeds of the mean
+    over folds.
+    """
+    by = {}
+    for r in rows:
+        by.setdefault(r["seed"], []).append((r["known_groups"], r["new_group"]))
+    means = [[sum(c) / len(c) for c in zip(*found, strict=True)] for found in by.values()]
+    (known, known_se), (new, new_se) = (mean_se(c) for c in zip(*means, strict=True))
+    gap, se = mean_se([k - n for k, n in means])
+    told = (f"{points(known)} ± {points(known_se)} on groups that gave "
+        f"data, {points(new)} ± {points(new_se)} on the fifth that "
+        f"did not: {points(gap)} ± {points(se)} lower")
+    return verdict(gap > 2 * se, rows, told)

@@ -1,0 +1,92 @@
+"""What claims share: the records of their units under results/, and the figure of a curve.
+
+A unit is one seed of one setting. Its record is a JSON line in results/<claim>.jsonl; a unit that
+has one is skipped, so an interrupted claim goes on where it was.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from measures import mean_se
+
+
+def append(name, row):
+    """One JSON line in results/<name>.jsonl; numbers to four digits."""
+    Path("results").mkdir(exist_ok=True)
+    with open(f"results/{name}.jsonl", "a") as file:
+        rounded = json.loads(json.dumps(row), parse_float=lambda x: round(float(x), 4))
+        file.write(json.dumps(rounded) + "\n")
+
+
+def records(name):
+    path = Path(f"results/{name}.jsonl")
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def missing(name, seeds, **grid):
+    """The units of grid x seeds that have no record yet, as dicts; tells how many are left."""
+    cells = itertools.product(range(seeds), *grid.values())
+    units = [dict(zip(("seed", *grid), cell, strict=True)) for cell in cells]
+    done = [{k: r.get(k) for k in ("seed", *grid)} for r in records(name)]
+    left = [u for u in units if u not in done]
+    for i, unit in enumerate(left):
+        told = ", ".join(f"{k} {v}" for k, v in unit.items())
+        print(f"{name}: {told}   ({len(units) - len(left) + i + 1} of {len(units)})", flush=True)
+        yield unit
+
+
+def metrics_of(folder):
+    """The metric lines of a stage's folder."""
+    return [json.loads(x) for x in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def over_seeds(rows, value, *keys):
+    """(values of keys) -> (mean, standard error over seeds, seeds) of row[value]."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[k] for k in keys), []).append(row[value])
+    return {key: (*mean_se(values), len(values)) for key, values in sorted(groups.items())}
+
+
+def seeds_of(rows):
+    return len({row["seed"] for row in rows})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """held, not held or inconclusive; the numbers in a sentence; what a figure of them shows."""
+    word: str
+    told: str
+    panels: tuple = ()     # (title, x label, y label, {label: {x: (mean, error, seeds)}})
+    log_x: bool = False
+
+
+def verdict(holds, rows, told, panels=(), log_x=False, least=3):
+    """The verdict on records of at least `least` seeds; with fewer it is inconclusive."""
+    word = "held" if holds else "not held"
+    word = word if seeds_of(rows) >= least else f"inconclusive: fewer than {least} seeds"
+    return Verdict(word, told, tuple(panels), log_x)
+
+
+def draw_curves(name, panels, log_x=False):
+    """docs/claims/<name>.png of a verdict's panels."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False,
+                                layout="constrained")
+    for ax, (title, x_label, y_label, curves) in zip(axes[0], panels, strict=True):
+        for label, points in curves.items():
+            x, found = list(points), list(points.values())
+            ax.errorbar(x, [f[0] for f in found], [f[1] for f in found], marker="o", ms=3,
+                        capsize=2, label=label)
+        ax.set(title=title, xlabel=x_label, ylabel=y_label)
+        if log_x:
+            ax.set_xscale("log")
+        if len(curves) > 1:
+            ax.legend(fontsize=8)
+    Path("docs/claims").mkdir(parents=True, exist_ok=True)
+    figure.savefig(f"docs/claims/{name}.png", dpi=110)
+    plt.close(figure)

@@ -1,0 +1,95 @@
+"""What the claims about preference models start from, made where it is missing.
+
+One base model a size (`<run>/pretrain`, `<run>/pretrain-<size>`) and one policy (`<run>/distill`):
+after `runs/laptop.sh` they are there. A seed has its own comparisons, order and annotators. Test
+comparisons are on other prompts about the same animals.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import collect
+import distill
+import preference
+import pretrain
+from claims.records import append, metrics_of
+from common import write_atomically
+from data.tokenizer import join
+
+LR = 1e-3          # from a base model or in PM pretraining
+LR_AFTER = 3e-4    # on feedback after PM pretraining
+
+
+def base(cfg, size):
+    """Folder of the base model of a size."""
+    folder = Path(cfg.run) / ("pretrain" if size == "toy" else f"pretrain-{size}")
+    pretrain.train(pretrain.Config(out=str(folder), size=size, steps=cfg.steps, device=cfg.device))
+    return str(folder)
+
+
+def policy(cfg):
+    """Folder of the distilled policy, which answers in all comparisons."""
+    folder = Path(cfg.run) / "distill"
+    distill.train(distill.Config(init=base(cfg, "toy"), out=str(folder), device=cfg.device))
+    return str(folder)
+
+
+def pretrained(cfg, size):
+    """Folder of a PM pretrained on 8,000 of the world's own comparisons (HH A.2)."""
+    folder = Path(cfg.run) / "claims" / f"pmp-{size}"
+    preference.train(preference.Config(init=base(cfg, size), out=str(folder), pairs=8000, lr=LR,
+                                       device=cfg.device))
+    return str(folder)
+
+
+def pool(cfg, name, seed, count, **knobs):
+    """Comparison lines of a seed, collected once."""
+    folder = Path(cfg.run) / "claims" / f"{name}-{seed}"
+    collect.collect(collect.Config(policy=policy(cfg), out=str(folder), count=count, seed=seed,
+                                   device=cfg.device, **knobs))
+    return preference.read_comparisons(folder)
+
+
+def train_lines(cfg, seed):
+    return pool(cfg, "train", seed, 6000)
+
+
+def test_lines(cfg, seed):
+    return pool(cfg, "test", seed + 1000, 2000)
+
+
+def of(lines, objective, count=None):
+    """The first `count` lines of one objective."""
+    return [x for x in lines if x["objective"] == objective][:count]
+
+
+def write_lines(path, lines):
+    texts = [json.dumps({**x, "prompt": join(x["prompt"], answer=True)}) for x in lines]
+    write_atomically(path, lambda f: f.write(("\n".join(texts) + "\n").encode()))
+
+
+def train_pm(cfg, name, init, lines, test, seed, **knobs):
+    """Train a PM on lines; its folder and, for each objective of `test`, its accuracy."""
+    folder = Path(cfg.run) / "claims" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, some in (("lines.jsonl", lines), ("test.jsonl", test)):
+        write_lines(folder / file, some)
+    preference.train(preference.Config(**{**dict(
+        init=init, data=str(folder / "lines.jsonl"), test=str(folder / "test.jsonl"),
+        out=str(folder), pairs=0, lr=LR, every=10**6, seed=seed, device=cfg.device), **knobs}))
+    last = metrics_of(folder)[-1]
+    return folder, {k.removesuffix("_accuracy"): v for k, v in last.items()
+                    if k.endswith("_accuracy")}
+
+
+def measure(cfg, claim, unit, init, lines, test, more=None, **knobs):
+    """One unit: train, record the accuracies, forget the model."""
+    name = "-".join([claim, *(str(v) for v in unit.values())])
+    folder, found = train_pm(cfg, name, init, lines, test, unit["seed"], **knobs)
+    append(claim, {**unit, **(more or {}), **found})
+    shutil.rmtree(folder)
+
+
+def points(x):
+    return f"{100 * x:.1f}%"
