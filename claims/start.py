@@ -77,7 +77,8 @@ def train_pm(cfg, name, init, lines, test, seed, **knobs):
         write_lines(folder / file, some)
     preference.train(preference.Config(**{**dict(
         init=init, data=str(folder / "lines.jsonl"), test=str(folder / "test.jsonl"),
-        out=str(folder), pairs=0, lr=LR, every=10**6, seed=seed, device=cfg.device), **knobs}))
+        out=str(folder), pairs=0, lr=LR, batch=16, warmup=5, every=10**6, seed=seed,
+        device=cfg.device), **knobs}))
     last = metrics_of(folder)[-1]
     return folder, {k.removesuffix("_accuracy"): v for k, v in last.items()
                     if k.endswith("_accuracy")}

@@ -19,6 +19,8 @@ is told.
     generate_ragged  the same with prompts of 8 to 40 tokens
     reward           a step on 64 comparisons: prompt 96, two answers of 32 tokens; one row each
                      that shares the prompt, against two rows in transformers
+    ranking          a step on 16 rankings of 4 answers, the same lengths: one row each, against the
+                     six pairs of each in twelve rows, by this project and by transformers
 """
 
 import contextlib
@@ -44,7 +46,7 @@ LR = 3e-4
 
 @dataclass(frozen=True)
 class Config:
-    items: str = "lm_train,generate,generate_ragged,reward"  # which, separated by commas
+    items: str = "lm_train,generate,generate_ragged,reward,ranking"  # which, separated by commas
     size: str = "small"                # small or large; tiny only tries the program
     repeats: int = 7                   # of each implementation, after one that does not count
     threads: int = 0                   # of torch; 0: its own choice
@@ -69,6 +71,8 @@ def work(item, size):
         lengths = torch.randint(8, 41, (128,), generator=generator).tolist()
         lengths[:2] = 8, 40  # both ends occur
         return dict(prompts=[ids(n).tolist() for n in lengths], new=32)
+    if item == "ranking":
+        return dict(prompt=ids(16, 96), answers=ids(16, 4, 32))
     return dict(prompt=ids(64, 96), chosen=ids(64, 32), rejected=ids(64, 32))
 
 
@@ -91,6 +95,9 @@ def amount(item, size, w):
     if item == "reward":
         (B, P), R = w["prompt"].shape, w["chosen"].shape[1]
         return B, 3 * B * (cost(1, P, 0) + 2 * cost(P + 1, P + R, 0))
+    if item == "ranking":
+        (B, P), (_, K, R) = w["prompt"].shape, w["answers"].shape
+        return B * K * (K - 1) // 2, 3 * B * (cost(1, P, 0) + K * cost(P + 1, P + R, 0))
     prompts, new = w["prompts"], w["new"]
     return len(prompts) * new, sum(cost(1, len(p) + new - 1, new) for p in prompts)
 
@@ -200,12 +207,49 @@ def their_reward(size, w):
     return stepper(gpt, lambda: preference_loss(*gpt(ids, use_cache=False).logits.chunk(2)))
 
 
+def pairs_apart(w):
+    """Token rows [12 B, T] of the six pairs of each ranking: the better ones, then the worse."""
+    import torch
+    i, j = torch.triu_indices(w["answers"].shape[1], w["answers"].shape[1], 1)
+    sides = [torch.cat([w["prompt"].repeat_interleave(len(i), 0), w["answers"][:, k].flatten(0, 1)],
+                       1) for k in (i, j)]
+    return torch.cat(sides)
+
+
+def our_ranking(size, w):
+    import torch
+    _, model = ours()
+    import preference
+    gpt, prompts, answers = our_gpt(size, scalar=True), w["prompt"].tolist(), w["answers"].tolist()
+    counts = torch.full((len(prompts),), w["answers"].shape[1])
+
+    def loss():
+        ids, positions, mask, ends = model.shared_prompt_rows(prompts, answers, PAD)
+        hidden = gpt(ids, positions, mask)
+        ends = ends[..., None].expand(-1, -1, hidden.shape[-1])
+        scores = gpt.score(hidden.gather(1, ends))
+        return preference.over_pairs(preference.preference_loss, scores, counts).mean()
+    return stepper(gpt, loss)
+
+
+def our_ranking_apart(size, w):
+    gpt, ids = our_gpt(size, scalar=True), pairs_apart(w)
+    return stepper(gpt, lambda: preference_loss(*gpt.score(gpt(ids)[:, -1]).chunk(2)))
+
+
+def their_ranking(size, w):
+    gpt = their_gpt("GPT2ForSequenceClassification", size, num_labels=1).train()
+    ids = pairs_apart(w)
+    return stepper(gpt, lambda: preference_loss(*gpt(ids, use_cache=False).logits.chunk(2)))
+
+
 UNITS = dict(lm_train="tokens/s", generate="new tokens/s", generate_ragged="new tokens/s",
-             reward="comparisons/s")
+             reward="comparisons/s", ranking="comparisons/s")
 CASES = dict(lm_train=our_lm_train, generate=our_generate, generate_ragged=our_generate,
-             reward=our_reward)
+             reward=our_reward, ranking=our_ranking)
 THEIRS = dict(lm_train=their_lm_train, generate=their_generate, generate_ragged=their_generate,
-              reward=their_reward)
+              reward=their_reward, ranking=their_ranking)
+APART = dict(ranking=our_ranking_apart)  # the same work without what this project does for it
 
 
 # ---------------------------------------------------------------- measuring
@@ -222,6 +266,8 @@ def measure(item, size, repeats):
     w, median = work(item, size), statistics.median
     count, operations = amount(item, size, w)
     steps = {"torch.mm": matrix_product(), NAME: CASES[item](size, w)}
+    if item in APART:
+        steps[NAME + ", apart"] = APART[item](size, w)
     with contextlib.suppress(ImportError):
         steps["transformers"] = THEIRS[item](size, w)
     took = {name: [] for name in steps}
