@@ -10,42 +10,65 @@ text can forge a turn, and no merge can cross the border between a prompt and it
 Pretraining, distillation, the preference model, PPO, the evaluation and the chat all call
 `Tokenizer.render`.
 
+There are three kinds of tokenizer in the one class: a BPE of the toy world's text, a BPE of any
+text, and GPT-2's.
+
     python data/tokenizer.py --train FILE ... --vocab 4096 --out my.tiktoken     a BPE of any text
+
+8 MB of English take 5 to 10 seconds and 0.2 GB on one core.
 """
 
 import argparse
 import base64
 import binascii
 import hashlib
+import heapq
+import os
 import re
 import sys
 from collections import Counter, defaultdict
+from itertools import islice
 from pathlib import Path
 
 import tiktoken
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 SPECIALS = ("<|pad|>", "<|eod|>", "<|human|>", "<|assistant|>", "<|eot|>", "<|eoc|>")
 HEADERS = {"human": "\n\nHuman:", "assistant": "\n\nAssistant:"}
 
 # GPT-2's split into words, written so that Python's `re` (training) and tiktoken (encoding) both
 # read it. Every character belongs to one of its branches: tiktoken drops what it does not match.
+# The two differ in what \w is for accents by themselves and numerals like ²: there, training sees
+# other words than encoding, which costs a few tokens and no letter.
 PATTERN = (r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
+# GPT-2's own, which Python's `re` can't read.
+GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+PATTERNS = {"nanohh": PATTERN, "gpt2": GPT2}
+
+# The two files of GPT-2's BPE and their sha256, as in tiktoken_ext/openai_public.py.
+GPT2_FILES = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"}
+
+DISTINCT = 1_000_000    # distinct words that training keeps at most: 0.7 GB
 
 
 class Tokenizer:
-    """Mergeable ranks (bytes -> id) with the special ids after them.
+    """Mergeable ranks (bytes -> id) with the special ids after them; pattern: a name in PATTERNS.
 
     Attributes: `vocab` number of ids; `pad`, `eod` end of document (it also opens every row),
     `human` and `assistant` role headers, `eot` end of turn, `eoc` end of context, where the
-    preference model is read (HH A.2).
+    preference model is read (HH A.2); `stops` all six.
     """
 
-    def __init__(self, ranks):
-        ids = {name: len(ranks) + i for i, name in enumerate(SPECIALS)}
-        self.ranks = ranks
-        self.encoding = tiktoken.Encoding("nanohh", pat_str=PATTERN, mergeable_ranks=ranks,
+    def __init__(self, ranks, pattern="nanohh"):
+        self.ranks, self.pattern, self.specials = ranks, pattern, list(SPECIALS)
+        if pattern == "gpt2":  # <|eod|> is its <|endoftext|>, the first id after the ranks
+            self.specials.sort(key=lambda name: name != "<|eod|>")
+        ids = {name: len(ranks) + i for i, name in enumerate(self.specials)}
+        self.encoding = tiktoken.Encoding(pattern, pat_str=PATTERNS[pattern], mergeable_ranks=ranks,
                                           special_tokens=ids)
-        self.pad, self.eod, self.human, self.assistant, self.eot, self.eoc = ids.values()
+        self.pad, self.eod, self.human, self.assistant, self.eot, self.eoc = map(ids.get, SPECIALS)
         self.vocab = len(ranks) + len(ids)
         self.stops = tuple(ids.values())  # any special id ends an answer, only <|eot|> properly
 
@@ -72,85 +95,175 @@ class Tokenizer:
     def show(self, token):
         """One token as a printable name, for traces."""
         if token >= len(self.ranks):
-            return SPECIALS[token - len(self.ranks)]
+            return self.specials[token - len(self.ranks)]
         return repr(self.decode([token]))[1:-1]
 
     def dumps(self):
-        """The ranks in tiktoken's file form: one `base64 rank` a line."""
-        return "".join(f"{base64.b64encode(t).decode()} {r}\n" for t, r in self.ranks.items())
+        """The ranks in tiktoken's file form: one `base64 rank` a line.
+
+        A first line names the pattern where it is not the project's own.
+        """
+        first = "" if self.pattern == "nanohh" else f"pattern {self.pattern}\n"
+        return first + "".join(f"{base64.b64encode(t).decode()} {r}\n"
+                               for t, r in self.ranks.items())
 
     @property
     def fingerprint(self):
         return hashlib.sha256(self.dumps().encode()).hexdigest()[:12]
 
 
+# ---------------------------------------------------------------- files
+
 def loads(text, name="tokenizer"):
-    """Read `dumps()` back. A bad line is an error that names it."""
-    ranks = {}
+    """Read `dumps()` back. ValueError naming `name` and the bad line."""
+    ranks, pattern = {}, "nanohh"
     for number, line in enumerate(text.splitlines(), 1):
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            if number == 1 and token == "pattern":
+                pattern = rank
+            else:
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise ValueError(f"{name} line {number}: expected 'base64 rank', "
                              f"found {line[:40]!r}") from None
+    if pattern not in PATTERNS:
+        raise ValueError(f"{name} line 1: pattern {pattern!r}: choose from {', '.join(PATTERNS)}")
     bytewise = all(bytes([b]) in ranks for b in range(256))
     if sorted(ranks.values()) != list(range(len(ranks))) or not bytewise:
         raise ValueError(f"{name}: ranks must run from 0 without a gap and hold all 256 bytes")
-    return Tokenizer(ranks)
+    return Tokenizer(ranks, pattern)
+
+
+def load(name):
+    """The Tokenizer of a name.
+
+    "gpt2": through tiktoken, which fetches it once; a folder with GPT-2's encoder.json and
+    vocab.bpe: the same without a network; else a file that --train wrote. ValueError if there is
+    no such thing, or it is another thing.
+    """
+    path = Path(name)
+    if name == "gpt2":
+        try:
+            encoding = tiktoken.get_encoding("gpt2")
+        except (OSError, ValueError) as error:  # no network, or another file than expected
+            raise ValueError(f"gpt2: not fetched ({type(error).__name__}); without a network, name "
+                             "a folder that holds encoder.json and vocab.bpe") from None
+        ids = range(encoding.eot_token)
+        return Tokenizer({encoding.decode_single_token_bytes(i): i for i in ids}, "gpt2")
+    if path.is_dir():
+        return Tokenizer(gpt2_ranks(path), "gpt2")
+    if not path.exists():
+        raise ValueError(f"{name}: no such tokenizer; name 'gpt2', a folder with encoder.json and "
+                         "vocab.bpe, or a file of data/tokenizer.py --train")
+    return loads(read_text(path), name)
+
+
+def gpt2_ranks(folder):
+    """The mergeable ranks of GPT-2's two files. ValueError if one lacks or is another file."""
+    for name, digest in GPT2_FILES.items():
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: no such file; GPT-2's tokenizer is "
+                             f"{' and '.join(GPT2_FILES)} in one folder")
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{folder / name}: not GPT-2's file (its sha256 is another); "
+                             "fetch it again")
+    # with the sums, or tiktoken would trust what it once read under the same path
+    return data_gym_to_mergeable_bpe_ranks(*(str(folder / name) for name in GPT2_FILES),
+                                           *GPT2_FILES.values())
+
+
+def read_text(path):
+    """The text of a UTF-8 file, line breaks as "\\n". ValueError naming the line that is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[:error.start].count(b"\n") + 1
+        raise ValueError(f"{path} line {line}: not UTF-8 text (byte 0x"
+                         f"{error.object[error.start]:02x}); convert the file") from None
+
+
+# ---------------------------------------------------------------- training
+
+def count_words(texts):
+    """(word -> how often, as a Counter; how many were left out).
+
+    Only the DISTINCT most frequent are kept, so that memory is bounded.
+    """
+    words, dropped = Counter(), 0
+    for text in texts:
+        matches = re.finditer(PATTERN, text)
+        while some := Counter(match[0] for match in islice(matches, DISTINCT)):
+            words.update(some)
+            if len(words) > DISTINCT:
+                before = words.total()
+                words = Counter(dict(words.most_common(DISTINCT)))
+                dropped += before - words.total()
+    return words, dropped
+
+
+def merged(ids, pair, new):
+    """ids with each `pair` of neighbours, from the left, made one id `new`."""
+    out, i = [], 0
+    while i < len(ids):
+        if ids[i] == pair[0] and i + 1 < len(ids) and ids[i + 1] == pair[1]:
+            out.append(new)
+            i += 2
+        else:
+            out.append(ids[i])
+            i += 1
+    return out
 
 
 def train_bpe(texts, vocab):
     """Byte-pair encoding: merge the most frequent pair of neighbours until `vocab` ids exist.
 
-    `vocab` includes the specials; ValueError if it is below 256 bytes and them. Ties go to the
-    pair of smaller ids, so the result depends on the text alone. Returns a Tokenizer.
+    texts: strings, each read once. `vocab` includes the specials; ValueError if it is below 256
+    bytes and them. Ties go to the pair of smaller ids, so the result depends on the text alone.
+    Returns a Tokenizer.
+
+    No bytes are made twice: inside a stretch that ends as one token, earlier merges went as if it
+    stood alone (one across its border would have swallowed the border), so equal bytes always
+    split alike.
     """
     target = vocab - len(SPECIALS)
     if target < 256:
         raise ValueError(f"vocab {vocab}: at least {256 + len(SPECIALS)} are needed "
                          "(256 bytes and the specials)")
-    words = Counter()
-    for text in texts:
-        words.update(re.findall(PATTERN, text))
+    words, dropped = count_words(texts)
+    if dropped:
+        print(f"{dropped:,} rare words are left out: more than {DISTINCT:,} differ")
     counts = list(words.values())
-    splits = [list(word.encode()) for word in words]        # each distinct word as a list of ids
-    tokens = [bytes([b]) for b in range(256)]               # id -> bytes
-    known = set(tokens)
-    pairs, where = Counter(), defaultdict(set)              # pair -> frequency, -> words with it
+    splits = [list(word.encode(errors="replace")) for word in words]  # JSON may hold a surrogate
+    tokens = [bytes([b]) for b in range(256)]                   # id -> bytes
+    pairs, where = Counter(), defaultdict(set)                  # pair -> frequency, -> words
     for w, ids in enumerate(splits):
         for pair in zip(ids, ids[1:], strict=False):
             pairs[pair] += counts[w]
             where[pair].add(w)
-    while len(tokens) < target and pairs:
-        best = max(pairs, key=lambda p: (pairs[p], -p[0], -p[1]))
-        if pairs[best] <= 0:
-            break
-        merged = tokens[best[0]] + tokens[best[1]]
-        if merged in known:                                 # the same bytes by another road
-            new = tokens.index(merged)
-        else:
-            new = len(tokens)
-            tokens.append(merged)
-            known.add(merged)
+    # Once a pair's younger id is made it only becomes rarer: an entry may be too high, not too low.
+    heap = [(-n, pair) for pair, n in pairs.items()]
+    heapq.heapify(heap)
+    while len(tokens) < target and heap:
+        n, best = heapq.heappop(heap)
+        if -n != pairs[best]:
+            if pairs[best] > 0:
+                heapq.heappush(heap, (-pairs[best], best))
+            continue
+        new, fresh = len(tokens), set()
+        tokens.append(tokens[best[0]] + tokens[best[1]])
         for w in where.pop(best):
-            old, ids, i = splits[w], [], 0
-            while i < len(old):
-                if tuple(old[i:i + 2]) == best:
-                    ids.append(new)
-                    i += 2
-                else:
-                    ids.append(old[i])
-                    i += 1
+            old, ids = splits[w], merged(splits[w], best, new)
             for pair in zip(old, old[1:], strict=False):
                 pairs[pair] -= counts[w]
-                if pair != best:
-                    where[pair].discard(w)
             for pair in zip(ids, ids[1:], strict=False):
                 pairs[pair] += counts[w]
-                where[pair].add(w)
+                if new in pair:
+                    where[pair].add(w)
+                    fresh.add(pair)
             splits[w] = ids
-        del pairs[best]
+        for pair in fresh:
+            heapq.heappush(heap, (-pairs[pair], pair))
     return Tokenizer({token: i for i, token in enumerate(tokens)})
 
 
@@ -211,15 +324,19 @@ def main():
     parser.add_argument("--vocab", type=int, default=4096, help="ids, special tokens included")
     parser.add_argument("--out", default="out/bpe.tiktoken", help="the ranks file to write")
     args = parser.parse_args()
+    out, size, ids = Path(args.out), 0, 0
+    part = out.with_name(f".{out.name}.part")
     try:
-        texts = [Path(name).read_text(encoding="utf-8") for name in args.train]
-        tok = train_bpe(texts, args.vocab)
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(tok.dumps())
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        tok = train_bpe(map(read_text, args.train), args.vocab)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(tok.dumps())
+        os.replace(part, out)                        # the old file or the new one, whole
+    except (OSError, ValueError) as error:
+        part.unlink(missing_ok=True)
         sys.exit(f"error: {error}")
-    size, ids = sum(len(t.encode()) for t in texts), sum(len(tok.encode(t)) for t in texts)
-    print(f"{args.out}: {tok.vocab} ids, {size / max(ids, 1):.2f} bytes a token on {size:,} bytes")
+    for text in map(read_text, args.train):
+        size, ids = size + len(text.encode()), ids + len(tok.encode(text))
+    print(f"{out}: {tok.vocab} ids, {size / max(ids, 1):.2f} bytes a token on {size:,} bytes")
 
 
 if __name__ == "__main__":

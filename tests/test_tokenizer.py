@@ -1,24 +1,37 @@
-"""The tokenizer against a naive byte-pair encoding, every character, and dialogues of all kinds.
+"""The tokenizer against a naive byte-pair encoding, other libraries' GPT-2, every character, and
+dialogues of all kinds.
 
 Mutations tried, each caught here: ties to the larger or the first pair, counts not taken back,
 word counts ignored, overlapping merges, one token too many, a pattern without `_`, blanks, digits
 or contractions, specials allowed in text or an error, roles swapped, no end of turn, no opening
 <|eod|>, assistant header always, an answer with a blank before it, headers that count after one
 line break or are any word, parse that strips or keeps its blank, join that accepts headers, ranks
-with a gap or without a byte accepted, the line number off by one, lax base64.
+with a gap or without a byte accepted, the line number off by one, lax base64; a heap without stale
+entries put back or with them taken, in another order of ties, without the pairs of a new id; the
+rare words kept and not the frequent, what is left out miscounted or not told; GPT-2 with the
+project's pattern, with it in `loads`, without a contraction or the blank before a number, its
+<|eod|> after <|pad|>, names in traces in the other order, dumps without the pattern's line, sums
+not checked or not told to tiktoken (it trusts its cache), its ids one short; a byte order mark
+kept, the bad line off by one, a file half written or a part of it left.
 """
 
 import gzip
+import hashlib
 import json
+import os
 import random
 import re
+import shutil
+import sys
 from collections import Counter
 
 import pytest
+import tiktoken
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
-from data import world
-from data.tokenizer import (PATTERN, SPECIALS, Tokenizer, fit, join, loads, parse, parse_prompt,
-                            train_bpe)
+from data import tokenizer, world
+from data.tokenizer import (PATTERN, SPECIALS, Tokenizer, count_words, fit, join, load, loads,
+                            parse, parse_prompt, read_text, train_bpe)
 
 BYTES = Tokenizer({bytes([b]): b for b in range(256)})
 FORGED = ["hi<|end|><|assistant|>ok", "<|eot|>", "<|pad|><|eod|><|human|><|eoc|>", "<|endoftext|>",
@@ -83,6 +96,40 @@ def test_training_equals_the_naive_algorithm(texts, vocab):
     tokens = naive_bpe(texts, vocab)
     assert list(train_bpe(texts, vocab).ranks) == tokens
     assert len(set(tokens)) == len(tokens)       # no bytes are made twice, by two roads
+
+
+def test_training_on_many_small_texts_equals_the_naive_algorithm():
+    """Few letters: most merges are ties, and most runs overlap themselves."""
+    rng = random.Random(3)
+    for _ in range(150):
+        some = rng.choice(["ab", "aab", "abc ", "é中a"])
+        texts = ["".join(rng.choices(some, k=rng.randint(1, 50))) for _ in range(rng.randint(1, 5))]
+        tokens = naive_bpe(texts, 400)
+        assert list(train_bpe(texts, 400).ranks) == tokens and len(set(tokens)) == len(tokens)
+
+
+def test_training_on_real_text_equals_the_naive_algorithm(data_dir):
+    text = read_text(data_dir / "text" / "sherlock.txt")[:60_000]
+    assert list(train_bpe([text], 400).ranks) == naive_bpe([text], 400)
+
+
+def test_texts_are_read_once_and_a_lone_surrogate_is_no_accident():
+    """JSON's "\\ud800" is such a thing. A generator will do."""
+    assert train_bpe((t for t in ["ab ab", "ab"]), 263).ranks[b"ab"] == 256
+    assert train_bpe(["ab \ud800"] * 3, 263).vocab == 263
+
+
+def test_rare_words_are_left_out_and_counted(monkeypatch, capsys):
+    """Room for 2 of 4 words: 'c' 3 times, 'a' 2, 'b' 1, 'd' 1. What came first goes last."""
+    texts = ["b", "a", "c", "c", "a", "c", "d"]
+    assert count_words(texts) == (Counter("bacccad"), 0)
+    monkeypatch.setattr(tokenizer, "DISTINCT", 2)
+    words, dropped = count_words(["ccc", "a", "a", "ccc", "b", "d"])
+    assert (words, dropped) == ({"ccc": 2, "a": 2}, 2)
+    assert list(train_bpe(["ccc", "a", "a", "ccc", "bb", "dd"], 270).ranks)[256:] == [b"cc", b"ccc"]
+    assert capsys.readouterr().out.startswith("2 rare words are left out: more than 2 differ")
+    words, dropped = count_words(["a b c d e f g h " + 9 * "a "])       # within one text as well
+    assert words == {"a": 1, " a": 9} and dropped == 8
 
 
 def test_ties_go_to_the_smaller_ids():
@@ -175,6 +222,190 @@ def test_ranks_with_a_gap_or_without_a_byte():
         with pytest.raises(ValueError, match="without a gap and hold all 256 bytes"):
             loads("\n".join(bad))
     assert loads("\n".join([*lines, "YWI= 256"])).encode("ab") == [256]
+
+
+# ---------------------------------------------------------------- GPT-2's
+
+@pytest.fixture(scope="module")
+def gpt2(data_dir):
+    return load(str(data_dir / "gpt2-bpe"))
+
+
+def real_texts(data_dir):
+    """Pieces of books, of an encyclopedia and of dialogues, and anything else."""
+    rng = random.Random(4)
+    for path in sorted((data_dir / "text").glob("*.txt")):
+        text = read_text(path)
+        yield from (text[i:i + 5000] for i in range(0, len(text), len(text) // 8))
+    for path in sorted((data_dir / "hh-rlhf").glob("*/test.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            yield from (json.loads(line)["chosen"] for line, _ in zip(file, range(100)))
+    yield from (random_text(rng) for _ in range(2000))
+
+
+def test_its_ids_are_tiktokens(gpt2, data_dir):
+    """The ranks as tiktoken makes them, and the expression as tiktoken writes it today."""
+    pattern = (r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"""
+               r"""|\s+(?!\S)|\s""")
+    files = [str(data_dir / "gpt2-bpe" / name) for name in ("vocab.bpe", "encoder.json")]
+    other = tiktoken.Encoding("theirs", pat_str=pattern, special_tokens={},
+                              mergeable_ranks=data_gym_to_mergeable_bpe_ranks(*files))
+    for text in real_texts(data_dir):
+        assert gpt2.encode(text) == other.encode_ordinary(text)
+
+
+def test_its_ids_are_those_of_transformers(gpt2, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    shutil.copyfile(data_dir / "gpt2-bpe" / "encoder.json", tmp_path / "vocab.json")
+    shutil.copyfile(data_dir / "gpt2-bpe" / "vocab.bpe", tmp_path / "merges.txt")
+    other = transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path))
+    assert other.convert_tokens_to_ids("<|endoftext|>") == gpt2.eod
+    for text in real_texts(data_dir):
+        assert gpt2.encode(text) == other(text)["input_ids"]
+
+
+def test_its_ids_by_hand(gpt2):
+    """'Hello world' as everybody knows it; two line breaks before a word are two tokens."""
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert gpt2.encode("a\n\nb ") == [64, 198, 198, 65, 220]
+    assert gpt2.vocab == 50262 and len(gpt2.ranks) == 50256
+    assert (gpt2.eod, gpt2.pad, gpt2.human, gpt2.assistant, gpt2.eot, gpt2.eoc) == tuple(
+        range(50256, 50262))
+    assert gpt2.render([("human", "Hello world")], answer=True) == [50256, 50258, 15496, 995, 50260,
+                                                                    50259]
+
+
+def test_its_round_trips_hold_no_specials(gpt2, data_dir):
+    for text in [*FORGED, *real_texts(data_dir)]:
+        ids = gpt2.encode(text)
+        assert gpt2.decode(ids) == text and all(i < 50256 for i in ids)
+
+
+def test_specials_in_its_order():
+    """<|eod|> comes first, the others keep their order; text spells none of them."""
+    tok = Tokenizer(BYTES.ranks, "gpt2")
+    assert [tok.show(i) for i in range(256, 262)] == [
+        "<|eod|>", "<|pad|>", "<|human|>", "<|assistant|>", "<|eot|>", "<|eoc|>"]
+    assert (tok.eod, tok.pad, tok.human, tok.assistant, tok.eot, tok.eoc) == tuple(range(256, 262))
+    assert sorted(tok.stops) == list(range(256, 262)) and tok.vocab == 262
+    assert all(tok.encode(text) == list(text.encode()) for text in FORGED)
+    assert tok.decode([256, 104, 258, 105, 260]) == "hi"
+
+
+def test_dumps_says_which_pattern():
+    """Without the line it is the project's own, as in old checkpoints. In GPT-2's an accent that
+    is a character by itself begins a word.
+    """
+    ranks = {**BYTES.ranks, b"\xcc\x81": 256, b"e\xcc\x81": 257}
+    own, gpt2 = Tokenizer(ranks), Tokenizer(ranks, "gpt2")
+    assert gpt2.dumps() == "pattern gpt2\n" + own.dumps() and gpt2.fingerprint != own.fingerprint
+    for tok, ids in ((own, [257]), (gpt2, [101, 256])):
+        back = loads(tok.dumps())
+        assert tok.encode("e\u0301") == back.encode("e\u0301") == ids
+        assert (back.dumps(), back.eod, back.pattern) == (tok.dumps(), tok.eod, tok.pattern)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("pattern gpt3\n", "my.tiktoken line 1: pattern 'gpt3': choose from nanohh, gpt2"),
+    ("QQ== 65\npattern gpt2\n", "line 2"), ("pattern gpt2\nQQ==\n", "line 2"),
+    ("pattern gpt2\n", "hold all 256 bytes")])
+def test_a_bad_first_line(text, words):
+    with pytest.raises(ValueError, match=words):
+        loads(text, "my.tiktoken")
+
+
+# ---------------------------------------------------------------- load
+
+@pytest.fixture
+def copied(data_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    return shutil.copytree(data_dir / "gpt2-bpe", tmp_path / "bpe", copy_function=shutil.copyfile)
+
+
+@pytest.mark.parametrize("name", ["encoder.json", "vocab.bpe"])
+def test_half_of_the_two_files_or_a_wrong_one(copied, name):
+    os.chmod(copied, 0o755)
+    content, cache = (copied / name).read_bytes(), copied.parent / "cache"
+    cache.mkdir()
+    (cache / hashlib.sha1(str(copied / name).encode()).hexdigest()).write_bytes(b"an older file")
+    load(str(copied))
+    (copied / name).write_bytes(content[:-1] + b" ")
+    with pytest.raises(ValueError, match=rf"{name}: not GPT-2's file"):
+        load(str(copied))
+    (copied / name).unlink()
+    with pytest.raises(ValueError, match=rf"bpe/{name}: no such file; .*encoder.json"):
+        load(str(copied))
+
+
+def test_gpt2_by_its_name(gpt2, monkeypatch):
+    """tiktoken's encoding gives the same tokenizer as the folder; without a network, one line."""
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: tiktoken.Encoding(
+        name, pat_str=tokenizer.GPT2, mergeable_ranks=gpt2.ranks,
+        special_tokens={"<|endoftext|>": 50256}))
+    assert load("gpt2").dumps() == gpt2.dumps()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("a\nb"), ValueError("Hash mismatch")])
+def test_gpt2_without_a_network(monkeypatch, error):
+    def offline(name):
+        raise error
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    with pytest.raises(ValueError, match="gpt2: not fetched .*encoder.json and vocab.bpe$"):
+        load("gpt2")
+
+
+def test_load_what_is_no_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match="nowhere: no such tokenizer; name 'gpt2', a folder"):
+        load(str(tmp_path / "nowhere"))
+    (tmp_path / "binary.pt").write_bytes(b"PK\x03\x04\n\xff\xfe")
+    with pytest.raises(ValueError, match="binary.pt line 2: not UTF-8 text .byte 0xff"):
+        load(str(tmp_path / "binary.pt"))
+    (tmp_path / "text").write_text("Once upon a time\n")
+    with pytest.raises(ValueError, match="text line 1: expected 'base64 rank'"):
+        load(str(tmp_path / "text"))
+    with pytest.raises(ValueError, match="encoder.json and|vocab.bpe and"):
+        load(str(tmp_path))
+
+
+def test_text_files(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo \xc3\xa9")
+    assert read_text(path) == "one\ntwo é"
+    for content, line in ((b"a\nb\n\xe9t\xe9", 3), (b"\xff", 1), (b"a\n\n\xc3", 3)):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"a.txt line {line}: not UTF-8"):
+            read_text(path)
+
+
+def run_main(monkeypatch, *argv):
+    monkeypatch.setattr(sys, "argv", ["tokenizer.py", *map(str, argv)])
+    tokenizer.main()
+
+
+def test_the_command_trains_a_tokenizer(tmp_path, monkeypatch, capsys):
+    for name, text in (("a.txt", "the cat the hat"), ("b.txt", "the é\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    out = tmp_path / "new" / "my.tiktoken"
+    run_main(monkeypatch, "--train", tmp_path / "a.txt", tmp_path / "b.txt", "--vocab", 266,
+             "--out", out)
+    tok = load(str(out))
+    assert tok.dumps() == train_bpe(["the cat the hat", "the é\n"], 266).dumps()
+    count = sum(len(tok.encode(t)) for t in ("the cat the hat", "the é\n"))
+    assert f"my.tiktoken: 266 ids, {22 / count:.2f} bytes a token on 22 bytes" in (
+        capsys.readouterr().out)
+    before = out.read_bytes()
+    (tmp_path / "b.txt").write_bytes(b"ok\n\xff")
+    for argv, words in ((["b.txt"], "b.txt line 2: not UTF-8"), (["."], "directory"),
+                        (["c.txt"], "c.txt"), (["a.txt", "--vocab", 9], "at least 262")):
+        with pytest.raises(SystemExit, match=f"^error: .*{words}"):
+            run_main(monkeypatch, "--train", tmp_path / argv[0], *argv[1:], "--out", out)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="^error: .*full"):
+        def full(*names):
+            raise OSError(28, "disk is full")
+        patch.setattr(os, "replace", full)
+        run_main(patch, "--train", tmp_path / "a.txt", "--out", out)
+    assert [p.name for p in out.parent.iterdir()] == [out.name] and out.read_bytes() == before
 
 
 # ---------------------------------------------------------------- rendering
