@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
 ORDER = ("pretrain", "distill", "sft", "collect", "preference", "ppo", "online", "constitution",
          "ood")
-PROGRAMS = ("eval", "sample", "feedback", "doctor")     # use any stage, and none uses them
+PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor")  # use any stage, and none uses them
 PURE = ("common", "model", "measures")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
 PACKAGES = {"torch", "numpy", "tiktoken", "tqdm"}       # at the top of a file
