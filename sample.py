@@ -5,6 +5,8 @@
     python sample.py --ckpt out/laptop/ppo --prompt "What does the fox eat?"   one answer, no more
     python sample.py --ckpt out/laptop/distill --compare out/laptop/ppo   two columns
     python sample.py --ckpt out/laptop/ppo < questions.txt                one answer a line
+    python sample.py --ckpt out/laptop/ppo --export FOLDER                for transformers
+    python sample.py --import-hf FOLDER --tokenizer gpt2 --out out/gpt2   GPT-2, for an --init
 
 In a chat /reset forgets the conversation; /quit, Ctrl-D and Ctrl-C leave. With --compare each
 model goes on from its OWN answers: the conversations share the person's messages, nothing else.
@@ -20,11 +22,11 @@ import os
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
-from common import UserError, device_of, entry, load_source, uniforms
-from data import world
+from common import Run, UserError, device_of, entry, load_source, uniforms
+from data import hf, tokenizer, world
 from data.tokenizer import Tokenizer, loads
 from model import GPT, generate, unpack
 
@@ -42,6 +44,10 @@ class Config:
     gold: bool = False                 # utilities of answers to requests that the toy world knows
     seed: int = 0                      # of the random numbers
     device: str = "auto"               # auto, cpu, cuda or mps
+    export: str = ""                   # write ckpt as a new Hugging Face folder and stop
+    import_hf: str = ""                # read a GPT-2 from a Hugging Face folder into out and stop
+    tokenizer: str = "gpt2"            # of import_hf: gpt2, a folder with its files, a ranks file
+    out: str = "out/gpt2"              # of import_hf: the folder of the new checkpoint
 
 
 @dataclass
@@ -100,16 +106,23 @@ def columns(cells, width):
 
 # ---------------------------------------------------------------- the conversation
 
-def load(cfg, path):
-    """The Speaker of a checkpoint. Raises UserError if it holds no language model, or no room."""
+def read(path, device, scalar=None):
+    """(tokenizer, model) of a checkpoint; scalar as in `load_source`. UserError if it has none."""
     try:
-        content = load_source(path, scalar=False)
-        tok, model = loads(content["tokenizer"]), unpack(content, device_of(cfg.device)).eval()
+        content = load_source(path, scalar)
+        tok, model = loads(content["tokenizer"]), unpack(content, device).eval()
         if model.config.vocab != tok.vocab:
             raise ValueError(f"{model.config.vocab} ids, {tok.vocab} in its tokenizer")
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{path}: holds no language model ({reason})") from None
+        kind = "model" if scalar is None else "language model"
+        raise UserError(f"{path}: holds no {kind} ({reason})") from None
+    return tok, model
+
+
+def load(cfg, path):
+    """The Speaker of a checkpoint. Raises UserError if it holds no language model, or no room."""
+    tok, model = read(path, device_of(cfg.device), scalar=False)
     speaker = Speaker(path, tok, model, *(world.hhh_prompt() if cfg.hhh else ()))
     ids_of(cfg, speaker, "")  # no room for an empty message is none for any
     return speaker
@@ -194,6 +207,33 @@ def note(*lines):
         print(line, file=sys.stderr, flush=True)
 
 
+# ---------------------------------------------------------------- to and from transformers
+
+def export(cfg):
+    """The checkpoint as a Hugging Face folder."""
+    tok, model = read(cfg.ckpt, "cpu")
+    try:
+        hf.save(cfg.export, asdict(model.config), model.state_dict(), tok)
+    except ValueError as error:
+        raise UserError(error) from None
+    print(f"{cfg.export}: {cfg.ckpt} with {tok.vocab} ids")
+
+
+def import_hf(cfg):
+    """A Hugging Face folder as a checkpoint, which any stage's --init takes."""
+    run = Run(cfg, "import")
+    if run.finished:
+        return print(f"import: {run.dir} is finished, skipped")
+    try:
+        tok = tokenizer.load(cfg.tokenizer)
+        gpt, weights, left_out = hf.load(cfg.import_hf, tok)
+    except ValueError as error:
+        raise UserError(error) from None
+    run.save(0, finished=True, gpt=gpt, model=weights, tokenizer=tok.dumps())
+    print(f"{run.dir}: {cfg.import_hf} with {tok.vocab} ids; tensors left out: "
+          f"{left_out or 'none'}")
+
+
 def main(cfg):
     if cfg.new < 1 or cfg.prompt.isspace():
         raise UserError("--new must be at least 1, and --prompt no blank")
@@ -202,6 +242,10 @@ def main(cfg):
                         "--top-p from above 0 to 1")
     for stream in filter(None, (sys.stdin, sys.stdout, sys.stderr)):
         stream.reconfigure(errors="replace")  # input that is no UTF-8, a terminal that is ASCII
+    if cfg.export and cfg.import_hf:
+        raise UserError("--export and --import-hf: one at a time")
+    if cfg.export or cfg.import_hf:
+        return export(cfg) if cfg.export else import_hf(cfg)
     try:
         speakers = [load(cfg, path) for path in (cfg.ckpt, *filter(None, [cfg.compare]))]
         if cfg.prompt:

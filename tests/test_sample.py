@@ -26,6 +26,11 @@ Each was seen to fail once by breaking sample.py; what was broken, and the test_
     KeyboardInterrupt let through                     leaving
     a closed pipe let through                         the_command_itself
     stdin left strict                                 bytes_that_are_no_text
+    --export writes the rows that round up            a_checkpoint_through_transformers_and_back
+    --import-hf forgets the tokenizer                 a_checkpoint_through_transformers_and_back
+    a second import reads the folder again            a_checkpoint_through_transformers_and_back
+    preference models are not exported                a_preference_model_through_transformers
+    ValueErrors of hf or the tokenizer let through    folders_that_can_t_be_read_or_written
 """
 
 import io
@@ -39,7 +44,7 @@ import pytest
 import torch
 
 import sample
-from common import UserError, entry, save_checkpoint, uniforms
+from common import UserError, entry, load_source, save_checkpoint, uniforms
 from data import world
 from data.tokenizer import train_bpe
 from model import GPT, GPTConfig, pack, respond
@@ -309,3 +314,53 @@ def test_the_command_itself(out):
         process.stdout.close()
         notes = process.stderr.read().decode()
     assert process.returncode == 0 and "Traceback" not in notes and "Exception" not in notes
+
+
+# ---------------------------------------------------------------- to and from transformers
+
+def test_a_checkpoint_through_a_folder_and_back(talk, out, tmp_path):
+    """It talks as before; a second import of the same is skipped, of another refused."""
+    talk_to, folder, back = ["--greedy", "--prompt", "fox?", "--new", "9"], tmp_path / "hf", "back"
+    code, shown, notes = talk("--ckpt", "a.pt", "--export", str(folder))
+    assert (code, notes) == (0, "") and shown == f"{folder}: a.pt with {TOK.vocab} ids\n"
+    read = ["--import-hf", str(folder), "--tokenizer", str(folder / "tokenizer.tiktoken")]
+    code, shown, notes = talk(*read, "--out", back)
+    assert (code, notes) == (0, "") and f"with {TOK.vocab} ids; tensors left out: none\n" in shown
+    content, first = (load_source(out / name, scalar=False) for name in (back, "a.pt"))
+    assert content["gpt"] == first["gpt"] and content["tokenizer"] == first["tokenizer"]
+    assert content["model"]["wte.weight"].shape == (-(-TOK.vocab // 64) * 64, 16)
+    assert talk("--ckpt", back, *talk_to) == talk("--ckpt", "a.pt", *talk_to)
+    when = (out / back / "ckpt.pt").stat().st_mtime_ns
+    assert talk(*read, "--out", back)[:2] == (0, "import: back is finished, skipped\n")
+    assert (out / back / "ckpt.pt").stat().st_mtime_ns == when
+    code, shown, notes = talk("--import-hf", "elsewhere", "--out", back)
+    assert code == 1 and "was made with" in notes and notes.count("\n") == 1
+
+
+def test_a_preference_model_through_a_folder(talk, out, tmp_path):
+    assert talk("--ckpt", "pm.pt", "--export", str(tmp_path / "pm"))[0] == 0
+    tokenizer = str(tmp_path / "pm" / "tokenizer.tiktoken")
+    talk("--import-hf", str(tmp_path / "pm"), "--tokenizer", tokenizer, "--out", "pm_back")
+    content, first = load_source(out / "pm_back", scalar=True), load_source(out / "pm.pt")
+    for name, x in first["model"].items():
+        cut = slice(TOK.vocab) if name == "wte.weight" else ...
+        assert torch.equal(content["model"][name][cut], x[cut]), name
+
+
+def test_folders_that_are_refused(talk, out, tmp_path):
+    ranks = tmp_path / "ranks"
+    ranks.write_text(TOK.dumps())
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "config.json").write_text('{"model_type": "llama"}')
+    read = ["--out", str(tmp_path / "new"), "--import-hf", str(tmp_path / "x"), "--tokenizer"]
+    for argv, words in (
+            ([*read, str(ranks)], "x/config.json: model_type is 'llama'"),
+            ([*read, str(tmp_path / "none")], "none: no such tokenizer"),
+            ([*read, str(ranks), "--export", "y"], "one at a time"),
+            (["--ckpt", "a.pt", "--export", str(tmp_path / "x")], "x: is there already"),
+            (["--ckpt", "teacher.pt", "--export", str(tmp_path / "y")], "teacher.pt: holds no"),
+            (["--ckpt", "nowhere", "--export", str(tmp_path / "y")], "no checkpoint here")):
+        code, shown, notes = talk(*argv)
+        assert (code, shown, notes.count("\n")) == (1, "", 1)
+        assert notes.startswith("error: ") and words in notes
+    assert not (tmp_path / "new" / "ckpt.pt").exists() and not (tmp_path / "y").exists()
