@@ -1,11 +1,12 @@
 """Downloads from a server in a thread that cuts, redirects, forgets ranges and sends rubbish.
 
 Mutations tried, each caught here: no Range header, a range one byte late, a whole reply appended to
-the part, a part that is kept when the sum is wrong, no size, no sum compared, the file named before
-it is checked, a file that is there fetched again, one with a wrong sum trusted or deleted, no
-record, a record that is not compared, a record for files whose sum is known, no second connection
-after a cut, one without end where nothing comes, a cut without a told size taken as the end, 416
-and 404 as final, other errors as 404, vocab.json under its own name.
+the part, a part that is kept when the sum is wrong, neither size nor sum compared, the file named
+before it is checked, a file that is there fetched again, one with a wrong sum trusted or deleted,
+no record, one that is not compared, one for files whose sum is known, no second connection
+after a cut, one without end where nothing comes, a cut without a told size taken as the end, a
+reply without size or with other bytes taken, a whole part fetched again, 416 and 404 as final,
+other errors as 404, vocab.json under its own name.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ SUM = (len(BODY), hashlib.sha256(BODY).hexdigest())
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves server.files {path: bytes}; server.cut: bytes that a connection carries at most."""
+    """Serves server.files {path: bytes or a status}; a connection carries server.cut bytes."""
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
@@ -38,8 +39,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/moved/"):
             return self.answer(302, b"", Location=self.path.removeprefix("/moved"))
         body = server.files.get(self.path)
-        if server.status or body is None:
-            return self.answer(server.status or 404, b"no such thing")
+        if server.status or not isinstance(body, bytes):
+            return self.answer(server.status or body or 404, b"no such thing")
         start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and server.ranges else 0
         if start and start >= len(body):
             return self.answer(416, b"", Content_Range=f"bytes */{len(body)}")
@@ -74,6 +75,7 @@ def server(monkeypatch):
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.files, made.seen, made.cut, made.ranges, made.form = {"/f": BODY}, [], None, True, "length"
     made.status, made.shift = 0, 0
+    made.handle_error = lambda *_: None       # a client that hangs up is no news for stderr
     made.url = f"http://127.0.0.1:{made.server_port}"
     thread = threading.Thread(target=made.serve_forever, kwargs=dict(poll_interval=0.01))
     thread.start()
@@ -350,6 +352,10 @@ def test_only_a_missing_file_has_a_second_kind(server, tmp_path):
     with pytest.raises(urllib.error.HTTPError, match="404"):
         download.gpt2("gpt2", tmp_path, server.url)
     assert [p.rsplit("/", 1)[1] for p, _ in server.seen][-2:] == list(download.WEIGHTS)
+    serve_gpt2(server, "gpt2", "pytorch_model.bin")
+    server.files["/openai-community/gpt2/resolve/main/model.safetensors"] = 503
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        download.gpt2("gpt2", tmp_path, server.url)
 
 
 def test_ctrl_c_keeps_the_part(server, tmp_path, program, monkeypatch):

@@ -1,13 +1,14 @@
 """HH-RLHF's rows: every reason to drop one, bytes that come back, the real files' exact counts.
 
-Mutations tried, each caught here: the prompt of `chosen` cut off `rejected` by its length,
-chosen and rejected swapped, harmless turned round a second time, blanks of answers stripped,
-`diverges` not looked for, looked for after `empty`, `empty` for both answers only, `no_answer` of
-one side only, a row that does not come back kept, `malformed` counted without its row, a cut
-archive read as whole, its last part kept, the limit on the length off, room one token too small
-or one too large, the shorter answer measured, no older turn left out, the split by the whole
-prompt, by the last human turn, by place, without the seed, unknown folders labelled helpful, a
-file of two folders read twice, files written one after the other in place.
+Mutations tried, each caught here: chosen and rejected swapped, blanks of answers stripped,
+`diverges` not looked for, looked for after `empty`, `empty` for both answers only or without
+blanks, `no_answer` of one side only, a row kept that does not come back, without a human turn, with
+other fields or half a surrogate pair, bad UTF-8 replaced, deep nesting not caught, `malformed` not
+counted or without its row, a cut archive read as whole, a wrong checksum not caught, an empty file
+taken, the limit too high or one too low, room one token too small or too large, the shorter answer
+measured, no older turn left out, the split by the whole prompt, the last human turn, the place,
+Python's hash() or without the seed, unknown folders labelled helpful, known ones not known, a file
+named twice read twice, one file in place before the other is written.
 """
 
 import gzip
