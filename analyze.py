@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from claims.records import append
 from common import UserError, device_of, entry, load_source, write_atomically
 from data.tokenizer import fit, loads, parse_prompt
 from measures import (accuracy_above, calibration_summary, ece, hits, length_baselines, matched_gap,
@@ -47,6 +48,7 @@ class Config:
     mistakes: int = 5                  # HHH comparisons to show, the surest mistake first
     utterances: str = ""               # file of harmful and harmless utterances
     gender: bool = False               # compare matched sentences with gendered words
+    record: str = ""                   # append the numbers to results/<record>.jsonl
     seed: int = 0                      # of the bootstrap
     device: str = "auto"               # auto, cpu, cuda or mps
 
@@ -90,12 +92,16 @@ def turn_of(line):
     return f"turn {human}" if human < 3 else "turn 3+"
 
 
+def objective_of(line):
+    return str(line.get("objective", "unnamed"))
+
+
 def groups_of(lines):
     """name -> indices of lines: all, each objective, tranche, turn, turn of an objective."""
     out = {}
-    for kind in (lambda x: "all", lambda x: str(x["objective"]),
+    for kind in (lambda x: "all", objective_of,
                  lambda x: f"tranche {x.get('tranche', 'unnamed')}", turn_of,
-                 lambda x: f"{x['objective']}, {turn_of(x)}"):
+                 lambda x: f"{objective_of(x)}, {turn_of(x)}"):
         names = [kind(x) for x in lines]
         out |= {n: [i for i, m in enumerate(names) if m == n] for n in sorted({*names})}
     return out
@@ -154,7 +160,7 @@ def analysis(lines, scores, bins=10, seed=0):
     """
     p, groups = pairs_of(lines, scores), groups_of(lines)
     parts = {name: p[np.isin(p.line, index)] for name, index in groups.items()}
-    objectives = ["all", *sorted({str(x["objective"]) for x in lines})]
+    objectives = ["all", *sorted({*map(objective_of, lines)})]
     first, rest = [s[0] for s in scores], [x for s in scores for x in s[1:]]
     return dict(groups={name: summary(part) for name, part in parts.items()},
                 calibration={o: calibration_of(parts[o], bins, seed) for o in objectives},
@@ -324,6 +330,17 @@ def as_markdown(out):
     return "\n\n".join(parts)
 
 
+def recorded(out):
+    """The numbers of a report that fit in a line: no bins, no thresholds, no texts."""
+    kept = {k: out[k] for k in ("pm", "data", "groups", "length", "utterances", "gender")
+            if k in out}
+    kept["calibration"] = {o: {k: v for k, v in c.items() if k != "bins"}
+                           for o, c in out["calibration"].items()}
+    if "hhh" in out:
+        kept["hhh"] = out["hhh"]["groups"]
+    return kept
+
+
 def draw(out, scores, file):
     """Accuracy with its bounds, calibration, accuracy above a threshold, scores."""
     import matplotlib
@@ -391,6 +408,8 @@ def main(cfg):
     for name, content in written.items():
         write_atomically(folder / name, lambda f, content=content: f.write(content))
     print(f"{text}\nwritten: {folder}/{', '.join(written)}")
+    if cfg.record:
+        append(cfg.record, recorded(finite))
 
 
 if __name__ == "__main__":

@@ -310,6 +310,21 @@ def claims_table():
     return "\n".join(lines)
 
 
+def hh_table():
+    """The last report of runs/hh.sh that was recorded (RECORD=hh)."""
+    if not records.records("hh"):
+        return "Not measured yet."
+    row = records.records("hh")[-1]
+    groups, calibration = row["groups"], row["calibration"]
+    lines = ["| held-out comparisons | accuracy | longer answer | shorter answer | pairs | ECE |",
+             "|---|---|---|---|---|---|"]
+    for o in ("helpful", "harmless", "all"):
+        g = groups[o]
+        lines.append(f"| {o} | {g['accuracy']:.1%} ± {g['se']:.1%} | {g['longer']:.1%} "
+                     f"| {g['shorter']:.1%} | {g['pairs']} | {calibration[o]['ece']:.3f} |")
+    return "\n".join(lines)
+
+
 def readme():
     """Replace what stands between the README's markers by tables of results/."""
     rows = records.records("laptop")
@@ -319,7 +334,7 @@ def readme():
     parts = {"laptop": f"Means of {len(rows)} seeds, ± standard error over seeds; "
                        f"{int(rows[0]['prompts'])} held-out prompts of each kind a seed.\n\n"
                        f"{as_markdown(over_seeds(rows))}",
-             "claims": claims_table()}
+             "claims": claims_table(), "hh": hh_table()}
     text = Path("README.md").read_text()
     for name, body in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"

@@ -89,13 +89,13 @@ def verdict_h03(rows):
 
 # ---------------------------------------------------------------- H14 H15: two objectives
 
-def h14(cfg, total=2000):
+def h14(cfg, total=1200):
     shares = [i / 10 for i in range(11)]
     for unit in missing("H14", cfg.seeds, size=("nano", "toy"), helpful_share=shares):
         lines, helpful = train_lines(cfg, unit["seed"]), round(total * unit["helpful_share"])
         measure(cfg, "H14", unit, base(cfg, unit["size"]),
                 of(lines, "helpful", helpful) + of(lines, "harmless", total - helpful),
-                test_lines(cfg, unit["seed"]))
+                test_lines(cfg, unit["seed"])[:1000])
 
 
 def verdict_h14(rows):
@@ -119,12 +119,12 @@ def verdict_h14(rows):
     return verdict(holds, rows, told, panels)
 
 
-def h15(cfg, total=2000):
+def h15(cfg, total=1200):
     for unit in missing("H15", cfg.seeds, size=("nano", "toy"), weight=(1, 2, 3, 4, 10)):
         lines = train_lines(cfg, unit["seed"])
         measure(cfg, "H15", unit, base(cfg, unit["size"]),
                 of(lines, "helpful", total // 2) + of(lines, "harmless", total // 2),
-                test_lines(cfg, unit["seed"]), lambda_harmless=float(unit["weight"]))
+                test_lines(cfg, unit["seed"])[:1000], lambda_harmless=float(unit["weight"]))
 
 
 def verdict_h15(rows):
@@ -145,7 +145,7 @@ def verdict_h15(rows):
 
 # ---------------------------------------------------------------- H27 I02 I03
 
-def h27(cfg, total=2000):
+def h27(cfg, total=1500):
     for unit in missing("H27", cfg.seeds, data=("hh", "summary", "both")):
         seed = unit["seed"]
         hh = train_lines(cfg, seed)[:total]
@@ -209,7 +209,7 @@ def verdict_i02(rows):
 def i03(cfg, groups=5):
     for unit in missing("I03", cfg.seeds, fold=range(groups)):
         seed, name = unit["seed"], f"group {unit['fold']}"
-        lines = pool(cfg, "groups", seed, 4000, groups=groups)
+        lines = pool(cfg, "groups", seed, 2000, groups=groups)
         test = [{**x, "objective": "new_group" if x["annotator"] == name else "known_groups"}
                 for x in pool(cfg, "groups-test", seed + 1000, 2000, groups=groups)]
         measure(cfg, "I03", unit, pretrained(cfg, "toy"),

@@ -1,4 +1,4 @@
-"""claims/: which units are left, and the verdicts on records made up to hold, to fail, to be too few.
+"""claims/: which units are left; verdicts on records made up to hold, to fail, to be too few.
 
 Mutations tried, each caught here: a unit that is recorded measured again, another's key taken for
 it, an error of one seed instead of over seeds, fewer than three seeds called held, each of a
@@ -55,7 +55,8 @@ def test_too_few_seeds_decide_nothing():
 
 
 def test_figures_are_drawn(here):
-    panels = [("a", "x", "y", {"one": {1: (0.5, 0.1, 3), 10: (0.6, 0.1, 3)}, "two": {1: (1, 0, 1)}})]
+    curves = {"one": {1: (0.5, 0.1, 3), 10: (0.6, 0.1, 3)}, "two": {1: (1, 0, 1)}}
+    panels = [("a", "x", "y", curves)]
     records.draw_curves("X", panels, log_x=True)
     assert Path("docs/claims/X.png").read_bytes()[:4] == b"\x89PNG"
 

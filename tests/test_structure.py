@@ -68,7 +68,7 @@ def imports(name):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: relative import"
             names = tuple(a.name for a in node.names)
-            if node.module in ("data", "runs"):  # from data import world
+            if node.module in ("data", "runs", "claims"):  # from data import world
                 yield from ((f"{node.module}.{n}", (), node in tree.body) for n in names)
             else:
                 yield node.module, names, node in tree.body
@@ -111,6 +111,13 @@ def test_nobody_imports_a_program():
     for name in SOURCES:
         taken = {m for m, _ in whose(name)} & set(PROGRAMS)
         assert not taken or name.startswith("runs."), f"{name} -> {taken}"
+
+
+def test_only_programs_use_the_claims():
+    """claims.* may drive whole stages; those who report may use them: programs, and themselves."""
+    for name in SOURCES:
+        taken = {m for m, _ in whose(name) if m.split(".")[0] == "claims"}
+        assert not taken or name in PROGRAMS or name.startswith("claims."), f"{name} -> {taken}"
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -219,6 +226,9 @@ def test_every_knob_is_read(name):
             and isinstance(a.value, ast.Name) and a.value.id == owner}
     if "Run(cfg," in SOURCES[name].read_text():
         read.add("out")
+    if "claims" in {m.split(".")[0] for m, _ in whose(name)}:  # they are given the whole Config
+        for other in (s for s in SOURCES if s.startswith("claims.")):
+            read |= set(re.findall(r"\bcfg\.(\w+)", SOURCES[other].read_text()))
     unread = {f.name for f in dataclasses.fields(importlib.import_module(name).Config)} - read
     assert not unread, f"{name}: nothing reads {unread}"
 
@@ -246,6 +256,7 @@ def told():
 
 def arguments(text):
     """The words of a command's rest: up to a comment, a pipe, prose after blanks, "..." or ")"."""
+    text = re.sub(r"\$\{\w+:\+([^}]*)\}", r"\1", text)      # ${X:+--flag "$X"}
     text = re.sub(r"\$\{?\w+\}?", "1", text)
     text = re.split(r"\s#|[<>|;&()]|\s\.\.\.|\s{2,}(?=[^-\s])", re.sub(r"^\s+", " ", text))[0]
     return shlex.split(text.strip().rstrip(".,:"))
@@ -304,6 +315,8 @@ def test_arguments_of_a_line():
         ' --prompt "What?"   one answer, no more': ["--prompt", "What?"],
         " --ckpt out/ppo < questions.txt": ["--ckpt", "out/ppo"], " ...   the same": [],
         "   --trace --policy out/ppo ...": ["--trace", "--policy", "out/ppo"],
+        ' ${HHH:+--hhh "$HHH"} --gender': ["--hhh", "1", "--gender"],
+        ' --text "${TEXT:+$TEXT,}x"': ["--text", "1,x"],
         " --all --durations=10": ["--all", "--durations=10"], " --collect 3).": ["--collect", "3"],
     }.items():
         assert arguments(text) == words, text
@@ -361,16 +374,17 @@ def test_its_tables_have_their_markers(readme, tmp_path, monkeypatch, capsys):
     import eval as report
     (tmp_path / "README.md").write_text(readme)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "records", lambda name: [dict(prompts=400)])
+    monkeypatch.setattr(report.records, "records", lambda name: [dict(prompts=400)])
     monkeypatch.setattr(report, "over_seeds", lambda rows: rows[0])
     monkeypatch.setattr(report, "as_markdown", lambda row: "THE TABLE")
-    monkeypatch.setattr(report, "verdict_h01", lambda rows: "THE VERDICT")
+    monkeypatch.setattr(report, "claims_table", lambda: "THE VERDICT")
+    monkeypatch.setattr(report, "hh_table", lambda: "THE REAL DATA")
     texts = []
     for _ in range(2):
         report.readme()
         texts.append((tmp_path / "README.md").read_text())
     assert texts[0] == texts[1]
-    assert texts[0].count("THE TABLE") == 1 and texts[0].count("THE VERDICT") == 1
+    assert [texts[0].count(f"THE {x}") for x in ("TABLE", "VERDICT", "REAL DATA")] == [1, 1, 1]
     for marker in re.findall(r"<!-- (\w+): begin -->", texts[0]):
         assert texts[0].count(f"<!-- {marker}: end -->") == 1
     begin, end = (readme.find(f"<!-- laptop: {x} -->") for x in ("begin", "end"))

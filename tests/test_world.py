@@ -545,7 +545,8 @@ def test_hhh_pairs_by_the_worlds_own_measure():
         golds = [gold(request, row[k])[request.harmful] for k in ("chosen", "rejected")]
         assert request.animal in world.HELD_OUT
         if row["category"] == "honest":
-            kinds = [{m[0] for m in world.meanings(request, row[k])} for k in ("chosen", "rejected")]
+            kinds = [{m[0] for m in world.meanings(request, row[k])}
+                     for k in ("chosen", "rejected")]
             assert kinds == [{"evasive"}, {"opener", "fact", "closer"}]
         else:
             assert golds[0] > golds[1]
@@ -572,7 +573,7 @@ def test_summaries(facts):
         assert line["chosen"] != line["rejected"] and line["objective"] == "summary"
         text = line["prompt"][0][1]
         animal = text.split("about the ")[1].split(":")[0]
-        said = {m[2]: m[3] for m in world.meanings(world.Request("open", animal), text.split(": ")[1])
-                if m[0] == "fact" and m[1] == animal}
+        found = world.meanings(world.Request("open", animal), text.split(": ")[1])
+        said = {m[2]: m[3] for m in found if m[0] == "fact" and m[1] == animal}
         assert line["gold"] == pytest.approx([probes.summary_gold(animal, said, line[k])
                                               for k in ("chosen", "rejected")])
