@@ -27,9 +27,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from common import (Run, UserError, adamw, batch_rows, entry, load_source, mine, schedule, start,
-                    total, update)
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
+                    start, total, update)
 from data import world
+from data.lines import read_rows, text_of
 from data.tokenizer import fit, loads, parse_prompt
 from model import pack, shared_prompt_rows, unpack
 
@@ -40,6 +41,7 @@ class Config:
     out: str = "out/laptop/pmp"        # the stage's folder
     data: str = ""                     # comparisons, rankings (files, folders); empty: the world's
     test: str = ""                     # held-out ones to evaluate on; empty: the world's own
+    skip_bad: bool = False             # leave malformed lines out, and tell how many
     pairs: int = 16000                 # comparisons to use at most; 0, with data: all
     soft: bool = False                 # learn the annotators' probabilities, not their choices
     shuffle_pairs: bool = False        # rankings as pairs in any order, not one row (it overfits)
@@ -94,47 +96,42 @@ def answers_of(line):
 FORM = {"prompt": "\n\nHuman: ...\n\nAssistant:", "chosen": "...", "rejected": "..."}
 
 
-def read_line(text):
-    """One comparison or ranking; the prompt becomes turns. ValueError, KeyError if it is none."""
-    line = json.loads(text)
-    if not isinstance(line, dict):
-        raise ValueError("no JSON object")
+def check_line(line):
+    """A comparison or ranking with its prompt as turns. ValueError naming the bad field."""
+    text_of(line, "prompt")
     if "responses" in line:
         texts = line["responses"]
         if not isinstance(texts, list) or len(texts) < 2 or not all(
                 isinstance(x, str) for x in texts):
             raise ValueError("field 'responses' is not a list of two texts or more")
-    for field in ("prompt",) if "responses" in line else FORM:
-        if not isinstance(line[field], str):
-            raise ValueError(f"field {field!r} is not text")
+    else:
+        text_of(line, "chosen"), text_of(line, "rejected")
     p = line.get("soft", 1.0)
     if not isinstance(p, (int, float)) or not 0 <= p <= 1:
         raise ValueError("field 'soft' is not a probability")
-    line["prompt"] = parse_prompt(line["prompt"])
-    return line
+    return {**line, "prompt": parse_prompt(line["prompt"])}
 
 
-def read_comparisons(paths):
+def read_comparisons(paths, skip_bad=False):
     """Comparison and ranking lines of files, or of folders' comparisons.jsonl, commas between.
 
-    Prompts become turns. Raises UserError naming file, line and field.
+    Prompts become turns. Raises UserError naming file, line and field; skip_bad leaves such lines
+    out and tells their number.
     """
     lines = []
     for path in map(Path, str(paths).split(",")):
         path = path / "comparisons.jsonl" if path.is_dir() else path
         if not path.exists():
             raise UserError(f"{path}: no such file; collect some first (collect.py)")
-        with open(path, encoding="utf-8", errors="replace") as file:
-            texts = list(file)                   # unlike splitlines, this does not cut at U+2028
-        if not texts:
-            raise UserError(f"{path}: holds no comparison")
-        for number, text in enumerate(texts, 1):
-            try:
-                lines.append(read_line(text))
-            except (ValueError, KeyError, TypeError) as error:
-                what = f"no field {error}" if isinstance(error, KeyError) else error
-                raise UserError(f"{path} line {number}: {what}; a line is "
-                                f"{json.dumps(FORM)}") from None
+        counts = dict(rows=0, malformed=0)
+        try:
+            lines += read_rows(path, check_line, counts, skip_bad)
+        except ValueError as error:
+            raise UserError(f"{error}; a line is {json.dumps(FORM)}") from None
+        if counts["malformed"]:
+            print(f"{path}: {counts['malformed']} malformed of {counts['rows']} lines left out")
+    if not lines:
+        raise UserError(f"{paths}: holds no comparison")
     return lines
 
 
@@ -235,12 +232,12 @@ def truth_rows(tok, animals, count=400, seed=0):
 def tests_of(cfg, tok, n_ctx):
     """What to evaluate on, name -> rows: the lines of `test`, or the world's pairs and facts."""
     if cfg.test:
-        rows, kept, _ = encode_comparisons(tok, read_comparisons(cfg.test), n_ctx)
+        rows, kept, _ = encode_comparisons(tok, read_comparisons(cfg.test, cfg.skip_bad), n_ctx)
         out = {}
         for row, line in zip(rows, kept):
             out.setdefault(line.get("objective", "unnamed"), []).append(row)
         return out
-    if cfg.data and world.request_of(read_comparisons(cfg.data)[0]["prompt"]) is None:
+    if cfg.data and world.request_of(read_comparisons(cfg.data, True)[0]["prompt"]) is None:
         raise UserError(f"{cfg.data}: not about the toy world; name held-out lines with --test")
     own = own_lines(cfg, f"heldout/{cfg.seed}", 400)
     return dict(heldout=encode_comparisons(tok, own, n_ctx)[0],
@@ -276,7 +273,10 @@ def own_lines(cfg, seed, count):
 def training_rows(cfg, tok, n_ctx):
     """Rows of `data`, or of the world's own comparisons; weights; soft labels; the dropped."""
     if cfg.data:
-        lines = read_comparisons(cfg.data)[:cfg.pairs or None]
+        lines = read_comparisons(cfg.data, cfg.skip_bad)
+        if 0 < cfg.pairs < len(lines):           # any of them: files may be in an order
+            order = keyed(cfg.seed, "pairs").permutation(len(lines))
+            lines = [lines[i] for i in order[:cfg.pairs]]
     else:
         lines = own_lines(cfg, cfg.seed, cfg.pairs)
     rows, lines, dropped = encode_comparisons(tok, lines, n_ctx)

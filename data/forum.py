@@ -30,7 +30,8 @@ from pathlib import Path
 if __name__ == "__main__":  # `python data/forum.py` looks for modules beside itself only
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.hh import read_rows, text_of, uniform, write_lines
+from data.hh import uniform
+from data.lines import read_rows, text_of, write_lines
 from data.tokenizer import join, parse_prompt
 
 COUNTS = {"answers": ("rows", "used", "malformed", "header", "empty", "identical"),

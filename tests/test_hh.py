@@ -23,9 +23,9 @@ from pathlib import Path
 
 import pytest
 
-from data import hh
-from data.hh import (LIMIT, REASONS, fits, load, reason_of, read_rows, split, to_comparison, to_row,
-                     total)
+from data import hh, lines
+from data.hh import REASONS, fits, load, reason_of, split, to_comparison, to_row, total
+from data.lines import LIMIT, read_rows
 from data.tokenizer import Tokenizer, parse, parse_prompt
 
 BYTES = Tokenizer({bytes([b]): b for b in range(256)})
@@ -409,7 +409,7 @@ def test_the_program_in_a_shell(tmp_path):
 def test_nothing_is_half_written(tmp_path, monkeypatch):
     """A write that fails in the second file leaves both as they were, and nothing beside them."""
     files = {tmp_path / "a": [1], tmp_path / "b": [2]}
-    hh.write_lines(files)
+    lines.write_lines(files)
 
     def full(number):
         raise OSError(28, "No space left on device")
@@ -417,7 +417,7 @@ def test_nothing_is_half_written(tmp_path, monkeypatch):
     calls, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda n: full(n) if calls else calls.append(sync(n)))
     with pytest.raises(OSError):
-        hh.write_lines({path: [7, 8] for path in files})
+        lines.write_lines({path: [7, 8] for path in files})
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict(a="1\n", b="2\n")
 
 

@@ -9,6 +9,7 @@ annotator, temperature, share of harm and held-out animals not used; mean of mea
 accepted, the false fact first, a learning rate of 0.
 """
 
+import gzip
 import json
 import math
 
@@ -288,14 +289,14 @@ GOOD = dict(prompt=PROMPT, chosen="x", rejected="y")
 
 
 @pytest.mark.parametrize("bad, said", [
-    ("{not json", "Expecting"),
-    ("", "Expecting"),
-    ("[1]", "line 2"),
-    ("7", "line 2"),
+    ("{not json", "no JSON at column 2"),
+    ("", "no JSON at column 1"),
+    ("[1]", "must be a JSON object, not list"),
+    ("7", "must be a JSON object, not int"),
     (dict(prompt=PROMPT, chosen="x"), "no field 'rejected'"),
     (dict(chosen="x", rejected="y"), "no field 'prompt'"),
-    ({**GOOD, "chosen": None}, "field 'chosen' is not text"),
-    ({**GOOD, "rejected": ["y"]}, "field 'rejected' is not text"),
+    ({**GOOD, "chosen": None}, "field 'chosen' must be text, not NoneType"),
+    ({**GOOD, "rejected": ["y"]}, "field 'rejected' must be text, not list"),
     (dict(prompt=PROMPT, responses=["x"]), "'responses' is not a list of two texts or more"),
     (dict(prompt=PROMPT, responses="xy"), "'responses' is not a list of two texts or more"),
     ({**GOOD, "soft": 1.5}, "field 'soft' is not a probability"),
@@ -311,12 +312,29 @@ def test_a_bad_line_is_named_with_its_file_and_field(tmp_path, bad, said):
     assert f"{path} line 2: " in message and said in message and "\n" not in message
 
 
+def test_bad_lines_are_left_out_only_when_told(tmp_path, capsys):
+    """Invalid UTF-8 and a torn line among good ones; a cut archive keeps what is before the cut."""
+    path = write(tmp_path / "some.jsonl", GOOD, "{torn", GOOD)
+    path.write_bytes(path.read_bytes() + b'{"prompt": "\xff"}\n')
+    with pytest.raises(UserError, match="line 2"):
+        read_comparisons(path)
+    assert len(read_comparisons(path, skip_bad=True)) == 2
+    assert "2 malformed of 4 lines left out" in capsys.readouterr().out
+    whole = gzip.compress("".join(json.dumps({**GOOD, "chosen": str(i)}) + "\n"
+                                  for i in range(5000)).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:len(whole) // 2])
+    with pytest.raises(UserError, match="the archive is cut or damaged here"):
+        read_comparisons(tmp_path / "cut.jsonl.gz")
+    some = read_comparisons(f"{tmp_path / 'cut.jsonl.gz'},{path}", skip_bad=True)
+    assert 1000 < len(some) < 5000 and some[0]["chosen"] == "0"
+
+
 def test_missing_and_empty_files_are_named(tmp_path):
     with pytest.raises(UserError, match="no.jsonl: no such file"):
         read_comparisons(tmp_path / "no.jsonl")
     with pytest.raises(UserError, match="comparisons.jsonl: no such file"):
         read_comparisons(tmp_path)
-    with pytest.raises(UserError, match="empty.jsonl: holds no comparison"):
+    with pytest.raises(UserError, match="empty.jsonl: the file is empty"):
         read_comparisons(write(tmp_path / "empty.jsonl"))
 
 
