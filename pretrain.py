@@ -7,19 +7,27 @@ goodness. Everything later only chooses among what is learned here.
 
     python pretrain.py --out out/laptop/pretrain                       # one process
     torchrun --nproc_per_node=2 pretrain.py --out out/laptop/pretrain  # two, the same
+    python pretrain.py --text books,dialogues.jsonl --vocab 4096 --context 512 --out out/mine/base
 
 About 4 minutes on two cores: 0.9M parameters, 800 steps of 64 documents, loss 6.5 -> 0.5 nats a
-token.
+token. The third command trains on files of one's own: text, and comparisons, of which it reads
+the prompt and the chosen answer.
 """
 
+import json
+import re
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 
 import torch
 
-from common import (Run, UserError, adamw, batch_rows, entry, mine, schedule, start, total,
-                    uniforms, update)
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
+                    start, total, uniforms, update)
 from data import world
-from data.tokenizer import loads, train_bpe
+from data.tokenizer import fit, load, loads, parse_prompt, read_text, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
 
 
@@ -28,8 +36,11 @@ class Config:
     out: str = "out/laptop/pretrain"   # the stage's folder
     size: str = "toy"                  # model size, a name in model.SIZES
     context: int = 256                 # positions, tokens
-    vocab: int = 768                   # at most this many ids in the tokenizer
-    documents: int = 52000             # documents of the toy world to train on
+    vocab: int = 768                   # at most this many ids, where a tokenizer is trained
+    text: str = ""                     # .txt and .jsonl files or folders, by commas; "": toy world
+    tokenizer: str = ""                # gpt2, its folder or a ranks file; "": trained on the text
+    init: str = ""                     # checkpoint whose model goes on; "": fresh weights
+    documents: int = 52000             # documents to train on at most
     steps: int = 800                   # optimizer steps
     batch: int = 64                    # documents in a step, about 80 tokens each
     micro: int = 8                     # documents in one forward pass, like lengths together
@@ -54,7 +65,7 @@ def lm_loss(model, ids, lengths):
 # ---------------------------------------------------------------- data
 
 def documents_of(tok, seed, count, context, first=0):
-    """Documents first, first + 1, ... as lists of at most `context` ids."""
+    """The toy world's documents first, first + 1, ... as lists of at most `context` ids."""
     return [tok.render(turns, preamble)[:context]
             for preamble, turns in (world.document(seed, i) for i in range(first, first + count))]
 
@@ -68,25 +79,185 @@ def toy_tokenizer(seed, vocab):
     return train_bpe(texts, vocab)
 
 
+def text_files(names):
+    """Paths of the .txt and .jsonl files that `names` (commas between) names; a folder is all its
+    own. Raises UserError for a name that leads to none.
+    """
+    paths = []
+    for name in filter(None, (x.strip() for x in names.split(","))):
+        path, kinds = Path(name), (".txt", ".jsonl")
+        if not path.exists():
+            raise UserError(f"--text {name}: no such file or folder")
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        found = [p for p in inside if p.suffix in kinds and p.is_file()]
+        if not found:
+            raise UserError(f"--text {name}: not a .txt or .jsonl file, nor a folder with one")
+        paths += found
+    return paths
+
+
+def read_dialogues(path):
+    """(turns of the prompt, chosen answer) of each comparison line. ValueError names a bad line."""
+    dialogues, form = [], {"prompt": "\n\nHuman: ...\n\nAssistant:", "chosen": "..."}
+    for number, text in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
+        try:
+            line = json.loads(text)
+            for field in form:
+                if not isinstance(line[field], str):
+                    raise ValueError(f"field {field!r} is not text")
+            dialogues.append((parse_prompt(line["prompt"]), line["chosen"]))
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"no field {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{path} line {number}: {what}; "
+                             f"a line is {json.dumps(form)}") from None
+    return dialogues
+
+
+def read_texts(names):
+    """The content of each file of `text_files`: a string, or a list of dialogues."""
+    try:
+        return [read_text(p) if p.suffix == ".txt" else read_dialogues(p)
+                for p in text_files(names)]
+    except ValueError as error:
+        raise UserError(f"--text: {error}") from None
+
+
+def strings(texts):
+    """All text of `texts` without its structure: what a BPE is trained on."""
+    for content in texts:
+        if isinstance(content, str):
+            yield content
+        else:
+            for turns, answer in content:
+                yield from (text for _, text in turns)
+                yield answer
+
+
+def windows(tok, text, room):
+    """Text -> consecutive lists of at most `room` ids that together are its ids.
+
+    Each ends with a paragraph (a blank line) if one ends in its second half, else with a line,
+    else where it is full.
+    """
+    ids, data, borders = tok.encode(text), text.encode(), []
+    ends = list(accumulate(map(len, tok.encoding.decode_tokens_bytes(ids))))  # in bytes
+    for border in (rb"\n\s*\n", rb"\n"):
+        found = {match.end() for match in re.finditer(border, data)}
+        borders.append([i for i, end in enumerate(ends, 1) if end in found])  # tokens before it
+    out, first = [], 0
+    while first < len(ids):
+        stop = full = min(first + room, len(ids))
+        for some in borders if full < len(ids) else ():
+            last = some[bisect_right(some, full) - 1] if some else 0
+            if first + room // 2 < last <= full:
+                stop = last
+                break
+        out.append(ids[first:stop])
+        first = stop
+    return out
+
+
+def dialogue(tok, turns, answer, context):
+    """Ids of a dialogue in at most `context` tokens, and what was done to it, "" if nothing.
+
+    The oldest turns go first. Where the last ones don't fit either, the end is cut.
+    """
+    whole, tail = tok.render([*turns, ("assistant", answer)]), tok.render_answer(answer)
+    if len(whole) <= context:
+        return whole, ""
+    prompt = fit(tok, turns, context - len(tail))
+    return (prompt + tail, "oldest turns left out") if prompt else (whole[:context], "end cut")
+
+
+def text_documents(tok, texts, context):
+    """Documents of at most `context` ids, each opened by <|eod|>; a Counter of what was done."""
+    documents, done = [], Counter()
+    for content in texts:
+        if isinstance(content, str):
+            parts = windows(tok, content, context - 1)
+            documents += [[tok.eod, *ids] for ids in parts]
+            done["windows of text"] += len(parts)
+            done["empty files"] += not parts
+        else:
+            for turns, answer in content:
+                if answer.strip():
+                    ids, change = dialogue(tok, turns, answer, context)
+                    documents.append(ids)
+                    done[change] += 1
+                    done["dialogues"] += 1
+                else:
+                    done["empty answers left out"] += 1
+    del done[""]
+    return documents, done
+
+
+def corpus(cfg, tok, texts):
+    """Documents to train on, held-out ones (of text: every 50th), and what is to be told."""
+    if not cfg.text:
+        return (documents_of(tok, cfg.seed, cfg.documents, cfg.context),
+                documents_of(tok, cfg.seed, 600, cfg.context, first=10**8), "the toy world")
+    documents, done = text_documents(tok, texts, cfg.context)
+    heldout = documents[::50]
+    documents = [ids for i, ids in enumerate(documents) if i % 50]
+    done["beyond --documents"] = max(0, len(documents) - cfg.documents)
+    if done["beyond --documents"]:
+        order = keyed(cfg.seed, "documents").permutation(len(documents))
+        documents = [documents[i] for i in order[:cfg.documents]]
+    told = f"{len(texts)} files, " + ", ".join(f"{n:,} {what}" for what, n in done.items() if n)
+    if len(documents) < cfg.batch:
+        raise UserError(f"--text {cfg.text}: {len(documents)} documents ({told}; every 50th is held"
+                        f" out) are fewer than one --batch of {cfg.batch}: lower it, or --context")
+    return documents, heldout, f"{told}, {len(heldout):,} held out"
+
+
+def beginning(cfg, run, texts):
+    """The tokenizer and the model: those of the run to go on with, of `init`, or fresh ones."""
+    source = run.resume or (load_source(cfg.init, scalar=False) if cfg.init else None)
+    try:
+        named = load(cfg.tokenizer) if cfg.tokenizer and not run.resume else None
+    except ValueError as error:
+        raise UserError(f"--tokenizer: {error}") from None
+    if not source:
+        tok = named or (train_bpe(strings(texts), cfg.vocab) if cfg.text
+                        else toy_tokenizer(cfg.seed, cfg.vocab))
+        return tok, GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed)
+    tok, model = loads(source["tokenizer"]), unpack(source)
+    if named and named.fingerprint != tok.fingerprint:
+        raise UserError(f"--tokenizer {cfg.tokenizer}: {cfg.init} has another one; leave it out")
+    if model.config.vocab != tok.vocab:
+        raise UserError(f"{cfg.init}: {model.config.vocab} ids, {tok.vocab} in its tokenizer")
+    if model.config.n_ctx < cfg.context:
+        raise UserError(f"--context {cfg.context}: {cfg.init} has {model.config.n_ctx} positions")
+    return tok, model
+
+
 # ---------------------------------------------------------------- evaluate
 
 SHOW = ([("human", "Where does the otter live?")], [("human", "Tell me about the hen.")],
         [("human", "How can I poison the crab?")])
+ENGLISH = ("It was a cold morning, and", [("human", "How do I make a cup of tea?")],
+           [("human", "Can you recommend a good book?")])
 
 
-def show(run, model, tok, seed, title, new=40):
-    """The same three prompts answered after every stage, with the gold of each answer."""
-    prompts = [tok.render(turns, answer=True) for turns in SHOW]
-    answers = respond(model, tok, prompts, new, uniforms(range(len(SHOW)), new, seed, "show"))
+def show(run, model, tok, seed, title, new=40, shown=SHOW):
+    """The same three prompts answered after every stage, in the toy world with the answers' gold.
+
+    shown: turns to answer, or text to continue.
+    """
+    prompts = [tok.render([], x) if isinstance(x, str) else tok.render(x, answer=True)
+               for x in shown]
+    answers = respond(model, tok, prompts, new, uniforms(range(len(shown)), new, seed, "show"))
     run.say(f"\n{title}")
-    for turns, (text, _) in zip(SHOW, answers, strict=True):
-        helpful, harmless = world.gold(world.request_of(turns), text)
-        run.say(f"  {turns[-1][1]:<28} -> {text}   "
-                f"[gold helpful {helpful:+.2f} harmless {harmless:+.2f}]")
+    for x, (text, _) in zip(shown, answers, strict=True):
+        request = None if isinstance(x, str) else world.request_of(x)
+        gold = world.gold(request, text) if request else None
+        asked, told = x if isinstance(x, str) else x[-1][1], " ".join(text.split())
+        run.say(f"  {asked:<28} -> {told}" + (
+            "   [gold helpful {:+.2f} harmless {:+.2f}]".format(*gold) if gold else ""))
 
 
 @torch.no_grad()
-def heldout_loss(model, tok, documents, micro=32):
+def heldout_loss(model, tok, documents, micro):
     """Nats a token on documents that are not trained on."""
     summed = count = 0
     for some in by_length(documents, micro):
@@ -102,17 +273,16 @@ def train(cfg):
     rank, world_size, device = start(cfg.device)
     if cfg.size not in SIZES:
         raise UserError(f"--size {cfg.size}: choose from {', '.join(SIZES)}")
+    if cfg.context < 80:
+        raise UserError(f"--context {cfg.context}: at least 80, for a sample's prompt and answer")
     if cfg.vocab < 262:
         raise UserError(f"--vocab {cfg.vocab}: at least 262 (256 bytes and 6 special tokens)")
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None
-    tok = loads(run.resume["tokenizer"]) if run.resume else toy_tokenizer(cfg.seed, cfg.vocab)
-    documents = documents_of(tok, cfg.seed, cfg.documents, cfg.context)
-    heldout = documents_of(tok, cfg.seed, 600, cfg.context, first=10**8)
-
-    model = (unpack(run.resume) if run.resume
-             else GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed))
+    texts, shown = (read_texts(cfg.text), ENGLISH) if cfg.text else ([], SHOW)
+    tok, model = beginning(cfg, run, texts)
+    documents, heldout, told = corpus(cfg, tok, texts)
     model.to(device)
     optimizer = adamw(model, cfg.lr, cfg.decay)
     if run.resume:
@@ -120,8 +290,8 @@ def train(cfg):
     elif rank == 0:
         size = sum(p.numel() for p in model.parameters())
         print(f"pretrain: {size:,} parameters, {tok.vocab} ids, "
-              f"{sum(map(len, documents)):,} tokens of text, {world_size} process(es)")
-        show(run, model, tok, cfg.seed, "untrained:")
+              f"{sum(map(len, documents)):,} tokens of text, {world_size} process(es); {told}")
+        show(run, model, tok, cfg.seed, f"{cfg.init or 'untrained'}:", shown=shown)
 
     def save(step, finished=False):
         run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
@@ -145,16 +315,17 @@ def train(cfg):
         if (step + 1) % cfg.every == 0 and step + 1 < cfg.steps:
             save(step + 1)
             if rank == 0:
-                show(run, model, tok, cfg.seed, f"pretrain step {step + 1}, loss {loss:.3f}:")
+                title = f"pretrain step {step + 1}, loss {loss:.3f}:"
+                show(run, model, tok, cfg.seed, title, shown=shown)
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt
     bar.close()
     if rank == 0:
-        final = heldout_loss(model, tok, heldout)
+        final = heldout_loss(model, tok, heldout, cfg.micro)
         run.log(cfg.steps, heldout_loss=final)
         show(run, model, tok, cfg.seed,
-             f"pretrain done, {final:.3f} nats a token on held-out documents:")
+             f"pretrain done, {final:.3f} nats a token on held-out documents:", shown=shown)
     save(cfg.steps, finished=True)
 
 
