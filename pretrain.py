@@ -14,7 +14,6 @@ token. The third command trains on files of one's own: text, and comparisons, of
 the prompt and the chosen answer.
 """
 
-import json
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -27,6 +26,7 @@ import torch
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
                     start, total, uniforms, update)
 from data import world
+from data.lines import read_rows, text_of
 from data.tokenizer import fit, load, loads, parse_prompt, read_text, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
 
@@ -98,19 +98,9 @@ def text_files(names):
 
 def read_dialogues(path):
     """(turns of the prompt, chosen answer) of each comparison line. ValueError names a bad line."""
-    dialogues, form = [], {"prompt": "\n\nHuman: ...\n\nAssistant:", "chosen": "..."}
-    for number, text in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
-        try:
-            line = json.loads(text)
-            for field in form:
-                if not isinstance(line[field], str):
-                    raise ValueError(f"field {field!r} is not text")
-            dialogues.append((parse_prompt(line["prompt"]), line["chosen"]))
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"no field {error}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{path} line {number}: {what}; "
-                             f"a line is {json.dumps(form)}") from None
-    return dialogues
+    def check(row):
+        return parse_prompt(text_of(row, "prompt")), text_of(row, "chosen")
+    return list(read_rows(path, check, Counter()))
 
 
 def read_texts(names):
