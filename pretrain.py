@@ -14,20 +14,15 @@ token. The third command trains on files of one's own: text, and comparisons, of
 the prompt and the chosen answer.
 """
 
-import re
-from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
 
 import torch
 
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
                     start, total, uniforms, update)
 from data import world
-from data.lines import read_rows, text_of
-from data.tokenizer import fit, load, loads, parse_prompt, read_text, train_bpe
+from data.text import read_texts, strings, text_documents
+from data.tokenizer import load, loads, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
 
 
@@ -77,108 +72,6 @@ def toy_tokenizer(seed, vocab):
         preamble, turns = world.document(seed, i)
         texts += [preamble, *(text for _, text in turns)]
     return train_bpe(texts, vocab)
-
-
-def text_files(names):
-    """Paths of the .txt and .jsonl files that `names` (commas between) names; a folder is all its
-    own. Raises UserError for a name that leads to none.
-    """
-    paths = []
-    for name in filter(None, (x.strip() for x in names.split(","))):
-        path, kinds = Path(name), (".txt", ".jsonl")
-        if not path.exists():
-            raise UserError(f"--text {name}: no such file or folder")
-        inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        found = [p for p in inside if p.suffix in kinds and p.is_file()]
-        if not found:
-            raise UserError(f"--text {name}: not a .txt or .jsonl file, nor a folder with one")
-        paths += found
-    return paths
-
-
-def read_dialogues(path):
-    """(turns of the prompt, chosen answer) of each comparison line. ValueError names a bad line."""
-    def check(row):
-        return parse_prompt(text_of(row, "prompt")), text_of(row, "chosen")
-    return list(read_rows(path, check, Counter()))
-
-
-def read_texts(names):
-    """The content of each file of `text_files`: a string, or a list of dialogues."""
-    try:
-        return [read_text(p) if p.suffix == ".txt" else read_dialogues(p)
-                for p in text_files(names)]
-    except ValueError as error:
-        raise UserError(f"--text: {error}") from None
-
-
-def strings(texts):
-    """All text of `texts` without its structure: what a BPE is trained on."""
-    for content in texts:
-        if isinstance(content, str):
-            yield content
-        else:
-            for turns, answer in content:
-                yield from (text for _, text in turns)
-                yield answer
-
-
-def windows(tok, text, room):
-    """Text -> consecutive lists of at most `room` ids that together are its ids.
-
-    Each ends with a paragraph (a blank line) if one ends in its second half, else with a line,
-    else where it is full.
-    """
-    ids, data, borders = tok.encode(text), text.encode(), []
-    ends = list(accumulate(map(len, tok.encoding.decode_tokens_bytes(ids))))  # in bytes
-    for border in (rb"\n\s*\n", rb"\n"):
-        found = {match.end() for match in re.finditer(border, data)}
-        borders.append([i for i, end in enumerate(ends, 1) if end in found])  # tokens before it
-    out, first = [], 0
-    while first < len(ids):
-        stop = full = min(first + room, len(ids))
-        for some in borders if full < len(ids) else ():
-            last = some[bisect_right(some, full) - 1] if some else 0
-            if first + room // 2 < last <= full:
-                stop = last
-                break
-        out.append(ids[first:stop])
-        first = stop
-    return out
-
-
-def dialogue(tok, turns, answer, context):
-    """Ids of a dialogue in at most `context` tokens, and what was done to it, "" if nothing.
-
-    The oldest turns go first. Where the last ones don't fit either, the end is cut.
-    """
-    whole, tail = tok.render([*turns, ("assistant", answer)]), tok.render_answer(answer)
-    if len(whole) <= context:
-        return whole, ""
-    prompt = fit(tok, turns, context - len(tail))
-    return (prompt + tail, "oldest turns left out") if prompt else (whole[:context], "end cut")
-
-
-def text_documents(tok, texts, context):
-    """Documents of at most `context` ids, each opened by <|eod|>; a Counter of what was done."""
-    documents, done = [], Counter()
-    for content in texts:
-        if isinstance(content, str):
-            parts = windows(tok, content, context - 1)
-            documents += [[tok.eod, *ids] for ids in parts]
-            done["windows of text"] += len(parts)
-            done["empty files"] += not parts
-        else:
-            for turns, answer in content:
-                if answer.strip():
-                    ids, change = dialogue(tok, turns, answer, context)
-                    documents.append(ids)
-                    done[change] += 1
-                    done["dialogues"] += 1
-                else:
-                    done["empty answers left out"] += 1
-    del done[""]
-    return documents, done
 
 
 def corpus(cfg, tok, texts):
@@ -270,7 +163,10 @@ def train(cfg):
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None
-    texts, shown = (read_texts(cfg.text), ENGLISH) if cfg.text else ([], SHOW)
+    try:
+        texts, shown = (read_texts(cfg.text), ENGLISH) if cfg.text else ([], SHOW)
+    except ValueError as error:
+        raise UserError(f"--text: {error}") from None
     tok, model = beginning(cfg, run, texts)
     documents, heldout, told = corpus(cfg, tok, texts)
     model.to(device)

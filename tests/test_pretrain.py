@@ -22,11 +22,12 @@ from tiny import checkpoint, same
 
 import pretrain
 from common import UserError, save_checkpoint
+from data.text import (dialogue, read_dialogues, read_texts, strings, text_documents, text_files,
+                       windows)
 from data.tokenizer import (Tokenizer, join, load, loads, parse, parse_prompt, read_text,
                             train_bpe)
 from model import GPT, GPTConfig, pack
-from pretrain import (ENGLISH, SHOW, Config, beginning, corpus, dialogue, read_dialogues,
-                      read_texts, show, strings, text_documents, text_files, windows)
+from pretrain import ENGLISH, SHOW, Config, beginning, corpus, show
 
 BYTES = Tokenizer({bytes([b]): b for b in range(256)})
 FRESH = SimpleNamespace(resume=None)
@@ -163,10 +164,10 @@ def test_files_that_are_none(folder):
     empty.mkdir()
     for name, words in ((empty / "no", "no such file"), (empty, "not a .txt or .jsonl file, nor"),
                         (folder / "LICENSE", "LICENSE: not a .txt or .jsonl file")):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(ValueError, match=words):
             read_texts(f"{folder},{name}")
     (empty / "bad.txt").write_bytes(b"one\ntwo\xff")
-    with pytest.raises(UserError, match="^--text: .*bad.txt line 2: not UTF-8"):
+    with pytest.raises(ValueError, match="^.*bad.txt line 2: not UTF-8"):
         read_texts(str(empty))
 
 
@@ -181,7 +182,7 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     path = tmp_path / "my.jsonl"
     path.write_text("\n".join([dialogue_line("a", "b\u2028c"), line, dialogue_line("a", "b")]),
                     encoding="utf-8")
-    with pytest.raises(UserError, match=f"--text: .*my.jsonl line 2: .*{words}") as caught:
+    with pytest.raises(ValueError, match=f".*my.jsonl line 2: .*{words}") as caught:
         read_texts(str(path))
     assert "\n" not in str(caught.value)
 
