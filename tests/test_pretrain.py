@@ -337,7 +337,7 @@ def test_what_is_wrong_is_one_line(folder, tmp_path, nursery, tiny):
     argvs = [tiny.command("pretrain", tmp_path / f"run{i}", **{**dict(text=folder), **change})
              for i, change in enumerate([dict(batch=500), dict(text="nowhere"), dict(context=79),
                                          dict(tokenizer=folder)])]
-    words = ["one --batch of 500", "--text nowhere", "--context 79", "--tokenizer: "]
+    words = ["one --batch of 500", "--text: nowhere", "--context 79", "--tokenizer: "]
     for done, word in zip(nursery.run_all(argvs), words):
         assert done.code == 1 and done.last.startswith("error: ") and word in done.last, done.err
         assert "Traceback" not in done.err
