@@ -17,6 +17,7 @@ them.
 
     python data/world.py                              # look at it: documents, a comparison
     python data/world.py --forum 3000 > forum.jsonl   # threads of its forum, with votes
+    python data/world.py --hh 3000 > hh.jsonl         # comparisons in the form of HH-RLHF's files
 """
 
 import argparse
@@ -618,6 +619,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forum", type=int, default=0, metavar="N",
                         help="write N threads of the forum as JSON lines instead")
+    parser.add_argument("--hh", type=int, default=0, metavar="N",
+                        help="write N comparisons as HH-RLHF's own rows instead")
     parser.add_argument("--seed", default="0", help="of what is shown or written")
     args = parser.parse_args()
     sys.path.insert(0, ".")
@@ -625,7 +628,11 @@ def main():
     for i in range(args.forum):
         for row in forum(args.seed, i):
             print(json.dumps({**row, "question": join(row["question"], answer=True)}))
-    if args.forum:
+    for i in range(args.hh):
+        line = pretraining_pair(args.seed, i)
+        print(json.dumps({side: join([*line["prompt"], ("assistant", line[side])])
+                          for side in ("chosen", "rejected")}))
+    if args.forum or args.hh:
         return
     for i in range(3):
         before, turns = document(args.seed, i)

@@ -22,4 +22,10 @@ $PY collect.py --count 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
 $PY collect.py --count 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
 $PY eval.py --run "$OUT" --prompts 32
 $PY sample.py --ckpt "$OUT/ppo" --prompt "What color is the fox?"
+
+# The path of real data, on the toy world's comparisons and forum in the form of such files.
+mkdir -p "$OUT/rows/helpful-base"
+$PY data/world.py --hh 200 > "$OUT/rows/helpful-base/train.jsonl"
+$PY data/world.py --forum 60 > "$OUT/threads.jsonl"
+bash runs/hh.sh --hh "$OUT/rows" --forum "$OUT/threads.jsonl" --size nano --steps 10 --out "$OUT/hh"
 echo "smoke: the whole path ran"
