@@ -52,7 +52,7 @@ def verdict_h04(rows):
     first, first_se = difference(turns[0], turns[1] + turns[2])
     later, later_se = difference(turns[1], turns[2])
     told = ", ".join(f"{t}: {points(m)} ± {points(se)}" for (t,), (m, se, _) in found.items())
-    told = (f"accuracy on turn {told}")
+    told = f"accuracy on turn {told}"
     return verdict(first > 2 * first_se and abs(later) < 2 * later_se + 0.01, rows, told, panels)
 
 
@@ -79,8 +79,7 @@ def verdict_h05(rows):
         told.append(f"{kind}: ECE {e:.3f} ± {se:.3f} (chance alone {floor:.3f}), observed minus "
                     f"predicted {gap:+.3f} ± {gap_se:.3f}")
         holds &= e < 0.05 and (kind == "helpful" or gap > 2 * gap_se)
-    told = ("; ".join(told))
-    return verdict(holds, rows, told)
+    return verdict(holds, rows, "; ".join(told))
 
 
 def h06(cfg, quantiles=(0.0, 0.25, 0.5, 0.75, 0.9)):
@@ -110,7 +109,7 @@ def verdict_h06(rows):
     panels = [("both answers score above", "quantile of the lower score",
                          "held-out accuracy", curves)]
     told = (f"accuracy as both answers must score above the 0, 25, 50, "
-        f"75, 90% quantile: {'; '.join(told)}")
+            f"75, 90% quantile: {'; '.join(told)}")
     return verdict(holds, rows, told, panels)
 
 
@@ -141,7 +140,7 @@ def verdict_h07(rows):
              and found["honest"][0] == min(f[0] for f in found.values()))
     told = ", ".join(f"{c} {points(m)} ± {points(se)}" for c, (m, se) in found.items())
     told = (f"{told}; honest ones missed are wrong by {wrong:.1f} points, all "
-        f"others right by {right:.1f}")
+            f"others right by {right:.1f}")
     return verdict(holds, rows, told)
 
 
@@ -165,6 +164,6 @@ def verdict_h08(rows):
     """
     (gap, se), (area, area_se) = (mean_se([r[k] for r in rows]) for k in ("gap", "auroc"))
     told = (f"harmless answers score {gap:.2f} ± {se:.2f} above "
-        f"harmful ones, AUROC {area:.3f} ± {area_se:.3f} (gender: "
-        "see the report on real data)")
+            f"harmful ones, AUROC {area:.3f} ± {area_se:.3f} (gender: "
+            "see the report on real data)")
     return verdict(gap > 2 * se, rows, told)

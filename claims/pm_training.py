@@ -8,7 +8,7 @@ that have no record yet; `verdict_hXX(rows)` reads the records alone: (word, sen
 import shutil
 
 import preference
-from claims.records import append, missing, over_seeds, verdict
+from claims.records import append, missing, over_seeds, paired, verdict
 from claims.start import (LR_AFTER, LR, base, measure, of, points, pool, pretrained, test_lines,
                           train_lines, train_pm)
 from common import load_checkpoint
@@ -29,6 +29,11 @@ def parameters(folder):
     return sum(p.numel() for n, p in model.named_parameters() if not n.startswith(("wte", "wpe")))
 
 
+def averaged(rows, name):
+    """The rows with the mean of both objectives' accuracies under a name."""
+    return [{**r, name: (r["helpful"] + r["harmless"]) / 2} for r in rows]
+
+
 def h02(cfg):
     for unit in missing("H02", cfg.seeds, start=("base", "pmp"), pairs=PAIRS):
         init = base(cfg, "toy") if unit["start"] == "base" else pretrained(cfg, "toy")
@@ -37,23 +42,22 @@ def h02(cfg):
 
 
 def verdict_h02(rows):
-    """held: at each amount of feedback PM pretraining is ahead by 2 errors, on the mean of both
-    objectives.
+    """held: at each amount of feedback PM pretraining is ahead by 2 errors of the seeds'
+    differences, on the mean of both objectives.
     """
-    for r in rows:
-        r["mean"] = (r["helpful"] + r["harmless"]) / 2
+    rows = averaged(rows, "mean")
     found = over_seeds(rows, "mean", "start", "pairs")
     panels = [(o, "comparisons", "held-out accuracy", {
         s: {p: f for (t, p), f in over_seeds(rows, o, "start", "pairs").items() if t == s}
         for s in ("base", "pmp")}) for o in ("helpful", "harmless")]
     sizes = sorted({r["pairs"] for r in rows})
-    gaps = {p: (found["pmp", p][0] - found["base", p][0],
-                (found["pmp", p][1] ** 2 + found["base", p][1] ** 2) ** 0.5) for p in sizes}
+    gaps = {p: paired([r for r in rows if r["pairs"] == p], "mean", "start", "base", "pmp")
+            for p in sizes}
     holds = all(gap > 2 * se for gap, se in gaps.values())
     fewest = next((p for p in sizes if found["pmp", p][0] >= found["base", sizes[-1]][0]), None)
     told = ", ".join(f"+{points(g)} ± {points(se)} at {p}" for p, (g, se) in gaps.items())
     told = (f"PM pretraining adds {told} comparisons; {fewest or 'no number'} "
-        f"after it match {sizes[-1]} without it")
+            f"after it match {sizes[-1]} without it")
     return verdict(holds, rows, told, panels, log_x=True)
 
 
@@ -83,8 +87,7 @@ def verdict_h03(rows):
             holds = (fit["b"] > 2 * fit["b_se"] and fit["c"] > 2 * fit["c_se"] and fit["r2"] >= 0.7)
         told.append(f"{o} {fit['a']:.3f} + {fit['b']:.3f} ± {fit['b_se']:.3f} log10(P/1e6) + "
                     f"{fit['c']:.3f} ± {fit['c_se']:.3f} log10(D/1e3), R2 {fit['r2']:.2f}")
-    told = ("; ".join(told))
-    return verdict(holds, rows, told, panels, log_x=True)
+    return verdict(holds, rows, "; ".join(told), panels, log_x=True)
 
 
 # ---------------------------------------------------------------- H14 H15: two objectives
@@ -115,7 +118,7 @@ def verdict_h14(rows):
                          for o in curves) / 2
     holds &= lost["toy"] < lost["nano"]
     told = (f"{'; '.join(told)}; lost in the even mixture: nano "
-        f"{points(lost['nano'])}, toy {points(lost['toy'])}")
+            f"{points(lost['nano'])}, toy {points(lost['toy'])}")
     return verdict(holds, rows, told, panels)
 
 
@@ -132,14 +135,11 @@ def verdict_h15(rows):
     curves = {o: {s: {w: f for (size, w), f in over_seeds(rows, o, "size", "weight").items()
                       if size == s} for s in ("nano", "toy")} for o in ("helpful", "harmless")}
     panels = [(o, "lambda", "held-out accuracy", curves[o]) for o in curves]
-    change = {}
-    for size in ("nano", "toy"):
-        by = {w: {r["seed"]: r["helpful"] for r in rows if r["size"] == size and r["weight"] == w}
-              for w in (1, 10)}
-        change[size] = mean_se([by[10][s] - by[1][s] for s in by[10] if s in by[1]])
+    change = {size: paired([r for r in rows if r["size"] == size], "helpful", "weight", 1, 10)
+              for size in ("nano", "toy")}
     told = ", ".join(f"{s} {points(m)} ± {points(se)}" for s, (m, se) in change.items())
     holds = change["nano"][0] < -2 * change["nano"][1] and change["toy"][0] > change["nano"][0]
-    told = (f"helpful accuracy from lambda 1 to 10: {told}")
+    told = f"helpful accuracy from lambda 1 to 10: {told}"
     return verdict(holds, rows, told, panels, log_x=True)
 
 
@@ -157,8 +157,7 @@ def h27(cfg, total=1500):
 
 def verdict_h27(rows):
     """held: the PM of both is within 1 point, or 2 errors, of each specialist on its own task."""
-    for r in rows:
-        r["hh"] = (r["helpful"] + r["harmless"]) / 2
+    rows = averaged(rows, "hh")
     told, holds = [], True
     for task in ("hh", "summary"):
         found = over_seeds(rows, task, "data")
@@ -167,8 +166,7 @@ def verdict_h27(rows):
         holds &= both > own - max(2 * error, 0.01)
         told.append(f"{task}: {points(own)} ± {points(own_se)} alone, {points(both)} ± "
                     f"{points(both_se)} mixed")
-    told = ("; ".join(told))
-    return verdict(holds, rows, told)
+    return verdict(holds, rows, "; ".join(told))
 
 
 def i02(cfg):
@@ -192,17 +190,13 @@ def verdict_i02(rows):
     """held: after one epoch the PM of shuffled pairs is further ahead on its training rankings than
     on test comparisons, and worse on those, both by 2 errors.
     """
-    for r in rows:
-        r["test"] = (r["helpful"] + r["harmless"]) / 2
+    rows = [{**r, "ahead": r["train"] - r["test"]} for r in averaged(rows, "test")]
     test, seen = (over_seeds(rows, k, "mode") for k in ("test", "train"))
-    by = {m: sorted((r for r in rows if r["mode"] == m), key=lambda r: r["seed"])
-          for m in ("grouped", "shuffled")}
-    worse, worse_se = mean_se([g["test"] - s["test"] for g, s in zip(*by.values(), strict=True)])
-    more, more_se = mean_se([(s["train"] - s["test"]) - (g["train"] - g["test"])
-                             for g, s in zip(*by.values(), strict=True)])
+    worse, worse_se = paired(rows, "test", "mode", "shuffled", "grouped")
+    more, more_se = paired(rows, "ahead", "mode", "grouped", "shuffled")
     told = "; ".join(f"{m}: {points(test[m,][0])} ± {points(test[m,][1])} on test comparisons, "
-                     f"{points(seen[m,][0])} on its training rankings" for m in by)
-    told = (told)
+                     f"{points(seen[m,][0])} on its training rankings"
+                     for m in ("grouped", "shuffled"))
     return verdict(worse > 2 * worse_se and more > 2 * more_se, rows, told)
 
 
@@ -227,6 +221,6 @@ def verdict_i03(rows):
     (known, known_se), (new, new_se) = (mean_se(c) for c in zip(*means, strict=True))
     gap, se = mean_se([k - n for k, n in means])
     told = (f"{points(known)} ± {points(known_se)} on groups that gave "
-        f"data, {points(new)} ± {points(new_se)} on the fifth that "
-        f"did not: {points(gap)} ± {points(se)} lower")
+            f"data, {points(new)} ± {points(new_se)} on the fifth that "
+            f"did not: {points(gap)} ± {points(se)} lower")
     return verdict(gap > 2 * se, rows, told)

@@ -50,6 +50,15 @@ def over_seeds(rows, value, *keys):
     return {key: (*mean_se(values), len(values)) for key, values in sorted(groups.items())}
 
 
+def paired(rows, value, key, first, second):
+    """Mean and error over seeds of value at key = second less that at first, seed by seed.
+
+    The seed's comparisons and tests are the same on both sides, so their noise cancels.
+    """
+    one, two = ({r["seed"]: r[value] for r in rows if r[key] == k} for k in (first, second))
+    return mean_se([two[s] - one[s] for s in sorted(one.keys() & two.keys())])
+
+
 def seeds_of(rows):
     return len({row["seed"] for row in rows})
 
