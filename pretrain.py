@@ -74,6 +74,14 @@ def toy_tokenizer(seed, vocab):
     return train_bpe(texts, vocab)
 
 
+def texts_of(cfg):
+    """The content of the files of --text."""
+    try:
+        return read_texts(cfg.text)
+    except ValueError as error:
+        raise UserError(f"--text: {error}") from None
+
+
 def corpus(cfg, tok, texts):
     """Documents to train on, held-out ones (of text: every 50th), and what is to be told."""
     if not cfg.text:
@@ -163,10 +171,7 @@ def train(cfg):
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None
-    try:
-        texts, shown = (read_texts(cfg.text), ENGLISH) if cfg.text else ([], SHOW)
-    except ValueError as error:
-        raise UserError(f"--text: {error}") from None
+    texts, shown = texts_of(cfg), ENGLISH if cfg.text else SHOW
     tok, model = beginning(cfg, run, texts)
     documents, heldout, told = corpus(cfg, tok, texts)
     model.to(device)

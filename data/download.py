@@ -13,7 +13,6 @@ GPT-2's vocab.json and merges.txt are saved as encoder.json and vocab.bpe, the n
 tiktoken's data_gym_to_mergeable_bpe_ranks and OpenAI know them.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -24,6 +23,11 @@ from http.client import HTTPException
 from pathlib import Path
 
 from tqdm import tqdm
+
+if __name__ == "__main__":  # `python data/download.py` looks for modules beside itself only
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.program import flags, outcome
 
 HUB = "https://huggingface.co"
 HH = {  # file: (bytes, sha256), as published in Anthropic/hh-rlhf
@@ -197,10 +201,20 @@ def gpt2(name, out, base=HUB):
                 raise
 
 
+def run(args):
+    out = Path(args.out or f"out/{args.gpt2 or 'hh-rlhf'}")
+    base = args.base.rstrip("/")
+    try:
+        if args.gpt2:
+            gpt2(args.gpt2, out, base)
+        else:
+            hh(args.folders or FOLDERS, out, base)
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{error.url}: the server says {error.code} ({error.reason})") from None
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: parser.exit(2, f"error: {message}; --help lists the flags\n")
+    parser = flags(__doc__)
     parser.add_argument("folders", nargs="*", metavar="FOLDER",
                         help=f"of HH-RLHF: {', '.join(FOLDERS)} (default: all)")
     parser.add_argument("--gpt2", nargs="?", const="gpt2", choices=SIZES, metavar="SIZE",
@@ -213,21 +227,7 @@ def main():
     if unknown or args.gpt2 and args.folders:
         parser.error(f"no folder {unknown[0]} in HH-RLHF" if unknown
                      else "either --gpt2 or folders of HH-RLHF")
-    out = Path(args.out or f"out/{args.gpt2 or 'hh-rlhf'}")
-    base = args.base.rstrip("/")
-    try:
-        if args.gpt2:
-            gpt2(args.gpt2, out, base)
-        else:
-            hh(args.folders or FOLDERS, out, base)
-    except urllib.error.HTTPError as error:
-        sys.exit(f"error: {error.url}: the server says {error.code} ({error.reason})")
-    except OSError as error:
-        sys.exit(f"error: {error.filename or out}: {error.strerror or error}")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from here")
+    outcome(run, args, interrupted="the same command goes on from here")
 
 
 if __name__ == "__main__":

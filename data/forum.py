@@ -21,7 +21,6 @@ used, unpaired: all scores are equal) and pairs of answers (kept, equal_scores, 
 --per-question).
 """
 
-import argparse
 import itertools
 import math
 import sys
@@ -32,6 +31,7 @@ if __name__ == "__main__":  # `python data/forum.py` looks for modules beside it
 
 from data.hh import uniform
 from data.lines import read_rows, text_of, write_lines
+from data.program import flags, outcome
 from data.tokenizer import join, parse_prompt
 
 COUNTS = {"answers": ("rows", "used", "malformed", "header", "empty", "identical"),
@@ -153,9 +153,7 @@ def run(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: parser.exit(2, f"error: {message}; --help lists the flags\n")
+    parser = flags(__doc__)
     parser.add_argument("paths", nargs="+", metavar="FILE", help=".jsonl or .jsonl.gz of answers")
     parser.add_argument("--out", metavar="FILE", default="", help="the comparisons, JSON lines")
     parser.add_argument("--per-question", type=int, default=4,
@@ -164,15 +162,7 @@ def main():
                         help="of the choice among them (default %(default)s)")
     parser.add_argument("--skip-bad", action="store_true",
                         help="count malformed lines and leave them out")
-    args = parser.parse_args()
-    try:
-        run(args)
-    except OSError as error:
-        sys.exit(f"error: {error.filename or 'output'}: {error.strerror or error}")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: nothing was written")
+    outcome(run, parser.parse_args())
 
 
 if __name__ == "__main__":

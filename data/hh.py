@@ -37,7 +37,6 @@ To expect: helpful-base/test 2354 rows, 2339 kept (9 diverge, 4 empty, 2 identic
 harmless-base/test 2312 rows, 2303 kept (5 diverge, 4 empty).
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -49,6 +48,7 @@ if __name__ == "__main__":  # `python data/hh.py` looks for modules beside itsel
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.lines import read_rows, text_of, write_lines
+from data.program import flags, outcome
 from data.tokenizer import fit, join, loads, parse, parse_prompt
 
 SIDES = ("chosen", "rejected")
@@ -223,9 +223,7 @@ def run(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: parser.exit(2, f"error: {message}; --help lists the flags\n")
+    parser = flags(__doc__)
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders of them")
     parser.add_argument("--objective", choices=("helpful", "harmless"), default="",
                         help="of files in other folders than Anthropic's")
@@ -239,15 +237,7 @@ def main():
     parser.add_argument("--skip-bad", action="store_true",
                         help="count malformed lines and leave them out")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
-    args = parser.parse_args()
-    try:
-        run(args)
-    except OSError as error:
-        sys.exit(f"error: {error.filename or 'output'}: {error.strerror or error}")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted: nothing was written")
+    outcome(run, parser.parse_args())
 
 
 if __name__ == "__main__":

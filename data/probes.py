@@ -11,14 +11,15 @@
     python data/probes.py --summary 3000 > summary.jsonl
 """
 
-import argparse
 import json
 import sys
+from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, ".")
+if __name__ == "__main__":  # `python data/probes.py` looks for modules beside itself only
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data import world
+from data.program import flags
 from data.tokenizer import join
 from data.world import (ALTERNATIVES, ATTRIBUTES, CLOSERS, EVASIVE, FACTS, HARM, HELD_OUT,
                         OFFTOPIC, OPENERS, REFUSALS, RUDE, STATE, VALUES, ask, keyed)
@@ -135,8 +136,7 @@ def summary(seed, index, temperature=0.6):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags(__doc__)
     makers = dict(hhh=hhh, utterances=utterance, summary=summary)
     for name in makers:
         parser.add_argument(f"--{name}", type=int, default=0, metavar="N",

@@ -20,13 +20,13 @@ them.
     python data/world.py --hh 3000 > hh.jsonl         # comparisons in the form of HH-RLHF's files
 """
 
-import argparse
 import json
 import math
 import random
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 ANIMALS = ("fox", "owl", "bear", "wolf", "deer", "frog", "hare", "crow", "goat", "duck",
            "mole", "swan", "lynx", "toad", "seal", "crab", "moth", "newt", "hen", "otter")
@@ -615,16 +615,16 @@ def forum(seed, index, readers=40):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from data.program import flags
+    from data.tokenizer import join
+    parser = flags(__doc__)
     parser.add_argument("--forum", type=int, default=0, metavar="N",
                         help="write N threads of the forum as JSON lines instead")
     parser.add_argument("--hh", type=int, default=0, metavar="N",
                         help="write N comparisons as HH-RLHF's own rows instead")
     parser.add_argument("--seed", default="0", help="of what is shown or written")
     args = parser.parse_args()
-    sys.path.insert(0, ".")
-    from data.tokenizer import join
     for i in range(args.forum):
         for row in forum(args.seed, i):
             print(json.dumps({**row, "question": join(row["question"], answer=True)}))

@@ -48,3 +48,19 @@ def nursery(tmp_path_factory):
 def tiny(tmp_path_factory, nursery):
     """The pipeline at toy sizes: the uninterrupted run of each stage, made when first asked."""
     return Pipeline(tmp_path_factory.mktemp("tiny"), nursery)
+
+
+@pytest.fixture
+def program(request, monkeypatch, capsys):
+    """Runs main() of the test file's PROGRAM with arguments: (exit status, output, errors)."""
+    def call(*argv):
+        monkeypatch.setattr(sys, "argv", ["program", *map(str, argv)])
+        code = 0
+        try:
+            request.module.PROGRAM.main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
+        return code, *capsys.readouterr()
+    return call

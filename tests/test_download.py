@@ -12,7 +12,6 @@ other errors as 404, vocab.json under its own name.
 import hashlib
 import json
 import re
-import sys
 import threading
 import urllib.error
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +21,7 @@ import pytest
 from data import download
 from data.download import GPT2, HH, beside, measure, obtain
 
+PROGRAM = download
 BODY = bytes(i * i % 251 for i in range(200_003))
 SUM = (len(BODY), hashlib.sha256(BODY).hexdigest())
 
@@ -83,22 +83,6 @@ def server(monkeypatch):
     made.shutdown()
     made.server_close()
     thread.join()
-
-
-@pytest.fixture
-def program(monkeypatch, capsys):
-    """Runs main() with arguments: (exit status, output, errors)."""
-    def call(*argv):
-        monkeypatch.setattr(sys, "argv", ["data/download.py", *map(str, argv)])
-        code = 0
-        try:
-            download.main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-            if isinstance(stop.code, str):
-                print(stop.code, file=sys.stderr)
-        return code, *capsys.readouterr()
-    return call
 
 
 def names(folder):

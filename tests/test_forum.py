@@ -12,7 +12,6 @@ import gzip
 import json
 import math
 import random
-import sys
 from collections import Counter
 
 import pytest
@@ -20,6 +19,7 @@ import pytest
 from data import forum
 from data.forum import COUNTS, load, pairs_of, prompt_of, score, to_answer
 
+PROGRAM = forum
 H, A = "\n\nHuman: ", "\n\nAssistant:"
 
 
@@ -35,22 +35,6 @@ def lines_of(tmp_path):
         path = tmp_path / "qa.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         return load([path], **options)
-    return call
-
-
-@pytest.fixture
-def program(monkeypatch, capsys):
-    """Runs main() with arguments: (exit status, output, errors)."""
-    def call(*argv):
-        monkeypatch.setattr(sys, "argv", ["data/forum.py", *map(str, argv)])
-        code = 0
-        try:
-            forum.main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-            if isinstance(stop.code, str):
-                print(stop.code, file=sys.stderr)
-        return code, *capsys.readouterr()
     return call
 
 

@@ -28,6 +28,7 @@ from data.hh import REASONS, fits, load, reason_of, split, to_comparison, to_row
 from data.lines import LIMIT, read_rows
 from data.tokenizer import Tokenizer, parse, parse_prompt
 
+PROGRAM = hh
 BYTES = Tokenizer({bytes([b]): b for b in range(256)})
 H, A = "\n\nHuman: ", "\n\nAssistant: "
 
@@ -43,22 +44,6 @@ def write(path, rows, end="\n"):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
-
-
-@pytest.fixture
-def program(monkeypatch, capsys):
-    """Runs main() with arguments: (exit status, output, errors)."""
-    def call(*argv):
-        monkeypatch.setattr(sys, "argv", ["data/hh.py", *map(str, argv)])
-        code = 0
-        try:
-            hh.main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-            if isinstance(stop.code, str):
-                print(stop.code, file=sys.stderr)
-        return code, *capsys.readouterr()
-    return call
 
 
 # ---------------------------------------------------------------- a row and its reason
