@@ -33,7 +33,7 @@ PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor")  # use any stage,
 PURE = ("common", "model", "measures")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
 PACKAGES = {"torch", "numpy", "tiktoken", "tqdm"}       # at the top of a file
-OPTIONAL = {"matplotlib", "transformers", "trl"}        # only where they are used
+OPTIONAL = {"matplotlib", "safetensors", "transformers", "trl"}  # only where they are used
 
 
 def files(*patterns):
@@ -274,7 +274,7 @@ def parse(script, argv, monkeypatch):
     if name in WITH_CONFIG:
         from common import parse_flags
         return parse_flags(module.Config, argv)
-    if "ArgumentParser" not in SOURCES[name].read_text():
+    if "parse_args" not in SOURCES[name].read_text():
         assert not argv, f"{script} takes no arguments"
         return None
     inner = argparse.ArgumentParser.parse_args
