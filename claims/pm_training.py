@@ -92,28 +92,36 @@ def verdict_h03(rows):
 
 # ---------------------------------------------------------------- H14 H15: two objectives
 
-def h14(cfg, total=1200):
-    shares = [i / 10 for i in range(11)]
-    for unit in missing("H14", cfg.seeds, size=("nano", "toy"), helpful_share=shares):
-        lines, helpful = train_lines(cfg, unit["seed"]), round(total * unit["helpful_share"])
+def h14(cfg, mixed=1200, alone=2900):
+    """11 mixtures of equal size; and one objective alone, all that there is of it."""
+    sizes, shares = ("nano", "toy"), [i / 10 for i in range(11)]
+    for unit in (*missing("H14", cfg.seeds, size=sizes, helpful_share=shares, pairs=(mixed,)),
+                 *missing("H14", cfg.seeds, size=sizes, helpful_share=(0.0, 1.0), pairs=(alone,))):
+        lines, total = train_lines(cfg, unit["seed"]), unit["pairs"]
+        helpful = round(total * unit["helpful_share"])
         measure(cfg, "H14", unit, base(cfg, unit["size"]),
                 of(lines, "helpful", helpful) + of(lines, "harmless", total - helpful),
                 test_lines(cfg, unit["seed"])[:1000])
 
 
 def verdict_h14(rows):
-    """held: a PM of one objective alone is under chance on the other by 2 errors, at both sizes,
-    and the larger loses less in the even mixture against its own best on each objective.
+    """held: a PM of one objective alone, with the most data, is under chance on the other by 2
+    errors, at both sizes, and the larger loses less in the even mixture against its own best on
+    each objective.
     """
+    most = max(r["pairs"] for r in rows)
+    end = {o: over_seeds([r for r in rows if r["pairs"] == most], o, "size", "helpful_share")
+           for o in ("helpful", "harmless")}
+    rows = [r for r in rows if r["pairs"] == min(r["pairs"] for r in rows)]
     curves = {o: {s: {x: f for (size, x), f in over_seeds(rows, o, "size", "helpful_share").items()
                       if size == s} for s in ("nano", "toy")} for o in ("helpful", "harmless")}
     panels = [(o, "helpful share", "held-out accuracy", curves[o]) for o in curves]
     told, holds, lost = [], True, {}
     for size in ("nano", "toy"):
-        ends = {"helpful": curves["helpful"][size][0.0], "harmless": curves["harmless"][size][1.0]}
+        ends = {"helpful": end["helpful"][size, 0.0], "harmless": end["harmless"][size, 1.0]}
         holds &= all(m + 2 * se < 0.5 for m, se, _ in ends.values())
-        told.append(f"{size}: harmless-only {points(ends['helpful'][0])} on helpful, helpful-only "
-                    f"{points(ends['harmless'][0])} on harmless")
+        told.append(f"{size}, {most} of one: harmless-only " + " on helpful, helpful-only ".join(
+            f"{points(m)} ± {points(se)}" for m, se, _ in ends.values()) + " on harmless")
         lost[size] = sum(max(f[0] for f in curves[o][size].values()) - curves[o][size][0.5][0]
                          for o in curves) / 2
     holds &= lost["toy"] < lost["nano"]

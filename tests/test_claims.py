@@ -117,11 +117,11 @@ def h08(gap=2.0):
 
 def h14(under=0.4, loss=0.02):
     out = []
-    for u, e in grid(size=("nano", "toy"), helpful_share=(0.0, 0.5, 1.0)):
+    for u, e in grid(size=("nano", "toy"), helpful_share=(0.0, 0.5, 1.0), pairs=(10, 20)):
         lost = (2 if u["size"] == "nano" else 1) * loss if loss > 0 else (
             0.02 if u["size"] == "nano" else 0.04)
-        at = u["helpful_share"]
-        out.append({**u, "helpful": {0.0: under, 0.5: 0.7 - lost, 1.0: 0.7}[at] + e,
+        at, under_now = u["helpful_share"], under if u["pairs"] == 20 else 0.55
+        out.append({**u, "helpful": {0.0: under_now, 0.5: 0.7 - lost, 1.0: 0.7}[at] + e,
                     "harmless": {1.0: under, 0.5: 0.8 - lost, 0.0: 0.8}[at] + e})
     return out
 
