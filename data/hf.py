@@ -5,8 +5,8 @@
 
 Reads the published gpt2, gpt2-medium, gpt2-large and gpt2-xl (124M to 1.5B parameters) and all that
 transformers saves of this architecture: model.safetensors or pytorch_model.bin, whole or in shards.
-No package is needed for it: safetensors is 8 bytes with the length N of what follows, N bytes of
-JSON {name: {dtype, shape, data_offsets}}, and the numbers. A pickle may hold tensors, no code.
+The first needs the package safetensors; without it the second is read and written, which
+transformers opens as well. A pickle may hold tensors, no code.
 
 Our names are GPT-2's. Three things differ. Its linear layers ("Conv1D") keep [in, out], ours
 [out, in]. Its language models put "transformer." before a name. Its table of embeddings has a row
@@ -17,7 +17,6 @@ All is said in plain dicts, so this file needs no other one. Letters: C width, V
 """
 
 import json
-import math
 import os
 import re
 import shutil
@@ -36,11 +35,8 @@ NETWORK = dict(model_type=("gpt2",), n_inner=(None,), layer_norm_epsilon=(1e-5,)
                scale_attn_weights=(True,), scale_attn_by_inverse_layer_idx=(False,),
                reorder_and_upcast_attn=(False,), add_cross_attention=(False,),
                tie_word_embeddings=(True,))
-DTYPES = dict(F64=torch.float64, F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16,
-              I64=torch.int64, I32=torch.int32, I16=torch.int16, I8=torch.int8, U8=torch.uint8,
-              BOOL=torch.bool)
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-           "pytorch_model.bin.index.json")  # the first that is there counts
+           "pytorch_model.bin.index.json")  # the first that can be read counts
 
 
 # ---------------------------------------------------------------- files
@@ -56,48 +52,28 @@ def read_json(path):
     return content
 
 
-def entries_of(file, size):
-    """(name, dtype, shape, first byte, bytes) of the tensors in a safetensors file of `size` bytes.
-
-    ValueError, KeyError, TypeError or AttributeError if it is cut off or not of this form.
-    """
-    start = 8 + int.from_bytes(file.read(8), "little")
-    if start > size:
-        raise ValueError(f"{size} bytes are no header")
-    for name, x in json.loads(file.read(start - 8)).items():
-        if name != "__metadata__":
-            dtype, shape, (begin, end) = DTYPES[x["dtype"]], x["shape"], x["data_offsets"]
-            right = all(type(n) is int and n > 0 for n in (*shape, begin + 1, end))
-            if not right or start + end > size or end - begin != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"tensor {name!r}, bytes {begin} to {end} of {size - start}")
-            yield name, dtype, shape, start + begin, end - begin
+def safetensors_library():
+    """The package safetensors, or None where it is not installed."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        return None
+    return safetensors
 
 
 def read_safetensors(path):
-    """(name, tensor) of each entry. ValueError if the file is cut off or not of this form."""
-    with open(path, "rb") as file:
-        try:
-            entries = list(entries_of(file, os.path.getsize(path)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not a whole safetensors file ({error}); copy it again") \
-                from None
-        for name, dtype, shape, begin, size in entries:
-            file.seek(begin)
-            yield name, torch.frombuffer(bytearray(file.read(size)), dtype=dtype).view(shape)
-
-
-def write_safetensors(path, tensors):
-    """The same in the other direction: name -> tensor, in this order, as float32."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name, x in tensors.items():
-        begin, end = end, end + 4 * x.numel()
-        header[name] = dict(dtype="F32", shape=list(x.shape), data_offsets=[begin, end])
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for x in tensors.values():
-            file.write(x.detach().float().cpu().contiguous().numpy())
+    """(name, tensor) of a safetensors file. ValueError if it is cut off or not of this form."""
+    library = safetensors_library()
+    if library is None:
+        raise ValueError(f"{path}: its form needs a package: pip install safetensors")
+    try:
+        with library.safe_open(path, "pt") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)
+    except library.SafetensorError as error:
+        reason = str(error).splitlines()[0][:120]
+        raise ValueError(f"{path}: not a whole safetensors file ({reason}); copy it again") \
+            from None
 
 
 def read_torch(path):
@@ -116,11 +92,12 @@ def read_torch(path):
 
 
 def read_weights(folder):
-    """(name, tensor) of all weights of a folder, shard by shard: one is in memory at a time.
+    """(name, tensor) of all weights of a folder, one after the other.
 
     ValueError if there are none, and if a shard is missing or holds what the index does not say.
     """
-    path = next((p for p in (Path(folder, n) for n in WEIGHTS) if p.exists()), None)
+    names = WEIGHTS if safetensors_library() else WEIGHTS[2:] + WEIGHTS[:2]
+    path = next((p for p in (Path(folder, n) for n in names) if p.is_file()), None)
     if path is None:
         raise ValueError(f"{folder}: no weights here, neither {' nor '.join(WEIGHTS[::2])}")
     index = read_json(path).get("weight_map") if path.suffix == ".json" else None
@@ -138,6 +115,23 @@ def read_weights(folder):
             yield name, x
         if wanted:
             raise ValueError(f"{file}: no tensor {min(wanted)!r}, though {path.name} names it")
+
+
+def write_weights(folder, tensors):
+    """name -> tensor into the folder's file of weights, as float32. Returns its path."""
+    tensors = {name: x.detach().to("cpu", torch.float32, copy=True,
+                                   memory_format=torch.contiguous_format)
+               for name, x in tensors.items()}  # copied: a pickle holds the whole of what x views
+    library = safetensors_library()
+    path = Path(folder, WEIGHTS[0] if library else WEIGHTS[2])
+    if library is None:
+        torch.save(tensors, path)
+        return path
+    try:
+        library.torch.save_file(tensors, path, metadata={"format": "pt"})
+    except library.SafetensorError as error:  # a full disk, too, has this type
+        raise OSError(f"{path}: {error}") from None
+    return path
 
 
 # ---------------------------------------------------------------- names and shapes
@@ -199,9 +193,9 @@ def from_hf(tensors, sizes):
         shape = known.pop(short)
         if tuple(x.shape) != shape:
             raise ValueError(f"tensor {name!r} is {list(x.shape)}, by config.json {list(shape)}")
-        if not x.is_floating_point() or not x.isfinite().all():
-            raise ValueError(f"tensor {name!r} holds what is no finite real number")
         state[short] = x.to(torch.float32, copy=True)
+        if not x.is_floating_point() or not state[short].isfinite().all():
+            raise ValueError(f"tensor {name!r} holds what is no finite real number")
         if short.endswith(CONV1D):
             state[short] = state[short].T.contiguous()
     if known.keys() - {"score.weight"}:
@@ -358,12 +352,13 @@ def save(folder, gpt, state, tok):
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        write_safetensors(part / "model.safetensors", to_hf(state, gpt))
+        weights = write_weights(part, to_hf(state, gpt))
         for name, content in files.items():
             text = json.dumps(content, indent=1, ensure_ascii=False)
             (part / name).write_text(text + "\n", encoding="utf-8")
         (part / "tokenizer.tiktoken").write_text(tok.dumps(), encoding="utf-8")
         (part / "README.md").write_text(readme, encoding="utf-8")
+        shutil.copymode(part / "README.md", weights)  # the library lets only its owner read it
         os.replace(part, target)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

@@ -45,10 +45,10 @@ PATTERN = (r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\
 GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 PATTERNS = {"nanohh": PATTERN, "gpt2": GPT2}
 
-# The two files of GPT-2's BPE and their sha256, as in tiktoken_ext/openai_public.py.
-GPT2_FILES = {
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"}
+# The two files of GPT-2's BPE: OpenAI's names and Hugging Face's, which spells the same content in
+# other bytes at times. So the fingerprint of what they say counts, not their sums.
+GPT2_FILES = (("vocab.bpe", "merges.txt"), ("encoder.json", "vocab.json"))
+GPT2_FINGERPRINT = "b8d4dca54b3e"
 
 DISTINCT = 1_000_000    # distinct words that training keeps at most: 0.7 GB
 
@@ -139,8 +139,8 @@ def load(name):
     """The Tokenizer of a name.
 
     "gpt2": through tiktoken, which fetches it once; a folder with GPT-2's encoder.json and
-    vocab.bpe: the same without a network; else a file that --train wrote. ValueError if there is
-    no such thing, or it is another thing.
+    vocab.bpe, or vocab.json and merges.txt as beside its weights: the same without a network; else
+    a file that --train wrote. ValueError if there is no such thing, or it is another thing.
     """
     path = Path(name)
     if name == "gpt2":
@@ -152,25 +152,32 @@ def load(name):
         ids = range(encoding.eot_token)
         return Tokenizer({encoding.decode_single_token_bytes(i): i for i in ids}, "gpt2")
     if path.is_dir():
-        return Tokenizer(gpt2_ranks(path), "gpt2")
+        return load_gpt2(path)
     if not path.exists():
         raise ValueError(f"{name}: no such tokenizer; name 'gpt2', a folder with encoder.json and "
                          "vocab.bpe, or a file of data/tokenizer.py --train")
     return loads(read_text(path), name)
 
 
-def gpt2_ranks(folder):
-    """The mergeable ranks of GPT-2's two files. ValueError if one lacks or is another file."""
-    for name, digest in GPT2_FILES.items():
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: no such file; GPT-2's tokenizer is "
-                             f"{' and '.join(GPT2_FILES)} in one folder")
-        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-            raise ValueError(f"{folder / name}: not GPT-2's file (its sha256 is another); "
-                             "fetch it again")
+def load_gpt2(folder):
+    """The Tokenizer of GPT-2's two files. ValueError if one lacks or says other things."""
+    paths = []
+    for names in GPT2_FILES:
+        path = next((folder / name for name in names if (folder / name).is_file()), None)
+        if path is None:
+            raise ValueError(f"{folder / names[0]}: no such file; GPT-2's tokenizer is vocab.bpe "
+                             "and encoder.json in one folder, or merges.txt and vocab.json")
+        paths.append(path)
     # with the sums, or tiktoken would trust what it once read under the same path
-    return data_gym_to_mergeable_bpe_ranks(*(str(folder / name) for name in GPT2_FILES),
-                                           *GPT2_FILES.values())
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    try:
+        tok = Tokenizer(data_gym_to_mergeable_bpe_ranks(*map(str, paths), *sums), "gpt2")
+    except (ValueError, KeyError, AttributeError, AssertionError):  # tiktoken's for a wrong form
+        tok = None
+    if tok is None or tok.fingerprint != GPT2_FINGERPRINT:
+        raise ValueError(f"{folder}: {' and '.join(path.name for path in paths)} are not GPT-2's: "
+                         "cut off, or another model's; fetch them again")
+    return tok
 
 
 def read_text(path):

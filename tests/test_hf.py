@@ -2,10 +2,11 @@
 
 Proved alive by: a linear layer not transposed; c_proj not; "transformer." kept, masks told by
 "bias", a head that differs from the embedding taken, a missing tensor passed over, numel for shape,
-NaN or whole numbers taken, half precision kept; special rows of zeros, a table not rounded up on
+NaN or whole numbers taken, lower precision kept; special rows of zeros, a table not rounded up on
 the way in or rounded up on the way out; a vocabulary too large or too small taken; "gelu" taken or
-written, 1e-6 written, "35" taken for 35; weights_only=False; a file's end, a tensor's bytes, whole
-numbers not checked; the header not padded, its mark left out; the index's names not compared with
+written, 1e-6 written, "35" taken for 35; weights_only=False; safetensors' error passed on, its
+mark left out, its file for its owner only, a view written with all behind it; without the package
+another order of files, no hint, model.safetensors written; the index's names not compared with
 a shard's, either way, a shard outside the folder; one stop only, another end or pad, no label
 count, another class; U+200C and U+200D outside words or among signs, merges in alphabetical order,
 the byte 173 printable, merges not ignored; a chat's texts trimmed, its user not human; a folder
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import re
+import sys
 
 import pytest
 import torch
@@ -52,6 +54,11 @@ def transformers():
             raise
         pytest.skip("transformers is not installed")
     return transformers
+
+
+@pytest.fixture(scope="module")
+def library():
+    return pytest.importorskip("safetensors.torch")
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +176,13 @@ def test_masks_of_old_files_are_left_out(theirs, tmp_path):
         close(model.logits(model(ids))[..., :257], theirs(ids).logits)
 
 
-def test_half_precision_becomes_float32(theirs, tmp_path):
-    half = {name: x.bfloat16() for name, x in theirs.state_dict().items()}
-    _, weights, _ = hf.load(published(tmp_path, half), TOK)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_lower_precision_becomes_float32(library, theirs, tmp_path, dtype):
+    low = {name: x.to(dtype) for name, x in theirs.transformer.state_dict().items()}
+    published(tmp_path, low, library.save_file, "model.safetensors")
+    _, weights, _ = hf.load(tmp_path, TOK)
     assert {x.dtype for x in weights.values()} == {torch.float32}
-    assert torch.equal(weights["wpe.weight"], half["transformer.wpe.weight"].float())
+    assert torch.equal(weights["wpe.weight"], low["wpe.weight"].float())
 
 
 # ---------------------------------------------------------------- out
@@ -265,45 +274,80 @@ def test_a_preference_model_scores_the_same(transformers, tmp_path):
 
 # ---------------------------------------------------------------- safetensors
 
-def test_safetensors_both_ways(tmp_path):
-    library = pytest.importorskip("safetensors.torch")
-    weights = {"a.b": torch.randn(3, 5).T, "\u00e9": torch.randn(1), "c": torch.randn(2, 3, 1)}
-    hf.write_safetensors(tmp_path / "x", weights)
-    for read in (library.load_file(tmp_path / "x"), dict(hf.read_safetensors(tmp_path / "x"))):
-        assert list(read) == list(weights)
-        assert all(torch.equal(read[name], x) for name, x in weights.items())
-    assert library.safe_open(tmp_path / "x", "pt").metadata() == {"format": "pt"}
-    assert int.from_bytes((tmp_path / "x").read_bytes()[:8], "little") % 8 == 0
-    kinds = {k: (torch.randn(2, 3) * 9).to(dtype) for k, dtype in hf.DTYPES.items()}
-    kinds["scalar"] = torch.tensor(-1e4)
-    library.save_file(kinds, tmp_path / "y", metadata={"format": "pt", "by": "x"})
-    read = dict(hf.read_safetensors(tmp_path / "y"))
-    assert read.keys() == kinds.keys()
-    assert all(read[k].dtype == x.dtype and torch.equal(read[k], x) for k, x in kinds.items())
+@pytest.fixture
+def no_library(monkeypatch):
+    """As where safetensors is not installed; .undo() installs it."""
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    return monkeypatch
 
 
-def test_safetensors_cut_off_anywhere(tmp_path):
-    hf.write_safetensors(tmp_path / "x", {"a": torch.randn(2, 3), "b": torch.randn(1)})
-    whole = (tmp_path / "x").read_bytes()
-    for n in range(len(whole)):
-        (tmp_path / "x").write_bytes(whole[:n])
-        with pytest.raises(ValueError, match="x: not a whole safetensors file"):
-            list(hf.read_safetensors(tmp_path / "x"))
+def test_what_is_written(library, tmp_path):
+    """float32, without gaps, whole rows and not what they are views of, for other users too."""
+    weights = {"a": torch.randn(3, 5).T, "b": torch.randn(999, 2)[:3], "c": torch.ones(2).half()}
+    path = hf.write_weights(tmp_path, weights)
+    read = library.load_file(path)
+    assert read.keys() == weights.keys() and {x.dtype for x in read.values()} == {torch.float32}
+    assert all(torch.equal(read[name], x.float()) for name, x in weights.items())
+    assert library.safe_open(path, "pt").metadata() == {"format": "pt"}
+    with pytest.raises(OSError, match="nowhere/model.safetensors"):
+        hf.write_weights(tmp_path / "nowhere", weights)
+    saved(tmp_path / "x", ours())
+    assert len({p.stat().st_mode for p in (tmp_path / "x").iterdir()}) == 1
 
 
-def entry(shape, *offsets, dtype="F32"):
-    return dict(dtype=dtype, shape=shape, data_offsets=offsets)
+def test_safetensors_cut_off_or_foreign(library, theirs, tmp_path):
+    published(tmp_path, theirs.transformer.state_dict(), library.save_file, "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    opened(tmp_path)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+    for content in (b"", *(whole[:n] for n in (7, 8, 1000, -1)), whole + b"\0", pointer, bytes(64)):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="model.safetensors: not a whole safetens") as error:
+            hf.load(tmp_path, TOK)
+        assert "\n" not in str(error.value)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match="no weights here"):
+        hf.load(tmp_path, TOK)
 
 
-@pytest.mark.parametrize("entry", [
-    entry([2], 0, 4), entry([-1, -1], 0, 4), entry([1], -4, 0), entry([1], 4, 8), entry([0], 0, 0),
-    entry([1.0], 0, 4), entry([1], 0, 4.0), entry("1", 0, 4), entry([1], 0), entry([1], 4, 0),
-    entry([1], 0, 1, dtype="F8"), entry([1], 0, 4, dtype=[]), dict(shape=[1]), 7, None])
-def test_safetensors_that_lie(tmp_path, entry):
-    text = json.dumps({"a": entry}).encode()
-    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
-    with pytest.raises(ValueError, match="x: not a whole safetensors file"):
-        list(hf.read_safetensors(tmp_path / "x"))
+def test_reading_without_the_library(theirs, no_library, tmp_path):
+    """pytorch_model.bin is read though model.safetensors, broken here, comes first; else a hint."""
+    state = theirs.state_dict()
+    published(tmp_path, state)
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).write_text("{}")
+    _, weights, _ = hf.load(tmp_path, TOK)
+    assert torch.equal(weights["wpe.weight"], state["transformer.wpe.weight"])
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match="model.safetensors: .*: pip install safetensors$"):
+        hf.load(tmp_path, TOK)
+    (tmp_path / "model.safetensors").rename(tmp_path / "x.safetensors")
+    index = dict(weight_map={"wpe.weight": "x.safetensors"})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="x.safetensors: .*: pip install safetensors$"):
+        hf.load(tmp_path, TOK)
+    no_library.undo()
+    with pytest.raises(ValueError, match="x.safetensors: not a whole safetensors file"):
+        hf.load(tmp_path, TOK)
+
+
+def test_writing_without_the_library(transformers, no_library, tmp_path):
+    model, ids = ours(), tokens(262, 2, 37)
+    folder = saved(tmp_path / "x", model)
+    files = {p.name for p in folder.iterdir()}
+    assert "pytorch_model.bin" in files and not {n for n in files if "safetensors" in n}
+    whole = sum(p.numel() for p in model.parameters()) * 4  # 320 rows of the table, written are 262
+    assert (folder / "pytorch_model.bin").stat().st_size < whole - 58 * 35 * 4 + 20_000
+    again, left_out = opened(folder)
+    no_library.undo()
+    other, info = transformers.GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    assert left_out == {} and not any(map(len, info.values())), info
+    with torch.no_grad():
+        wanted = model.logits(model(ids))
+        close(again.logits(again(ids)), wanted)
+        close(other.eval()(ids).logits, wanted)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -347,6 +391,7 @@ def put(name, value):
     (put("score.weight", torch.ones(2, 35)), "'score.weight' is .2, 35., by .* .1, 35."),
     (put("transformer.ln_f.weight", torch.full((35,), torch.nan)), "ln_f.weight' holds what"),
     (put("transformer.ln_f.weight", torch.ones(35).int()), "ln_f.weight' holds what"),
+    (put("transformer.ln_f.weight", torch.ones(35).double() * 1e40), "ln_f.weight' holds what"),
 ])
 def test_a_wrong_tensor_is_named(theirs, tmp_path, change, words):
     weights = dict(theirs.state_dict())
@@ -417,7 +462,8 @@ def test_shards_that_do_not_fit_their_index(theirs, tmp_path):
     refused(f"tensor '{moved}' is not there by", **{moved: names[last]})
     refused("model-9.safetensors: missing", new="model-9.safetensors")
     for name in (tmp_path.parent / "outside.safetensors", "../outside.safetensors"):
-        hf.write_safetensors(tmp_path.parent / "outside.safetensors", {"new": torch.ones(1)})
+        hf.write_weights(tmp_path.parent, {"new": torch.ones(1)}).rename(
+            tmp_path.parent / "outside.safetensors")
         refused("outside.safetensors: missing", new=str(name))  # it does not leave the folder
     for wrong in ({}, {"weight_map": []}, {"weight_map": {}}):
         path.write_text(json.dumps(wrong))

@@ -10,9 +10,10 @@ with a gap or without a byte accepted, the line number off by one, lax base64; a
 entries put back or with them taken, in another order of ties, without the pairs of a new id; the
 rare words kept and not the frequent, what is left out miscounted or not told; GPT-2 with the
 project's pattern, with it in `loads`, without a contraction or the blank before a number, its
-<|eod|> after <|pad|>, names in traces in the other order, dumps without the pattern's line, sums
-not checked or not told to tiktoken (it trusts its cache), its ids one short; a byte order mark
-kept, the bad line off by one, a file half written or a part of it left.
+<|eod|> after <|pad|>, names in traces in the other order, dumps without the pattern's line, its two
+files taken unchecked or refused for other bytes, their sums not told to tiktoken (it trusts its
+cache), its ids one short; a byte order mark kept, the bad line off by one, a file half written or a
+part of it left.
 """
 
 import gzip
@@ -323,18 +324,54 @@ def copied(data_dir, tmp_path, monkeypatch):
     return shutil.copytree(data_dir / "gpt2-bpe", tmp_path / "bpe", copy_function=shutil.copyfile)
 
 
-@pytest.mark.parametrize("name", ["encoder.json", "vocab.bpe"])
+HUGGING = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
+
+
+@pytest.mark.parametrize("name", HUGGING)
 def test_half_of_the_two_files_or_a_wrong_one(copied, name):
     os.chmod(copied, 0o755)
     content, cache = (copied / name).read_bytes(), copied.parent / "cache"
     cache.mkdir()
     (cache / hashlib.sha1(str(copied / name).encode()).hexdigest()).write_bytes(b"an older file")
     load(str(copied))
-    (copied / name).write_bytes(content[:-1] + b" ")
-    with pytest.raises(ValueError, match=rf"{name}: not GPT-2's file"):
-        load(str(copied))
+    for wrong in (content[:-2], content[:len(content) // 2], b"[]", b"a\nb\n", b"\xff\n",
+                  '{"\u4e2d": 1}'.encode(),
+                  content.replace(b"h e", b"e h").replace(b'"he"', b'"eh"')):
+        (copied / name).write_bytes(wrong)
+        with pytest.raises(ValueError, match="bpe: .* are not GPT-2's: cut off") as error:
+            load(str(copied))
+        assert name in str(error.value) and "\n" not in str(error.value)
     (copied / name).unlink()
     with pytest.raises(ValueError, match=rf"bpe/{name}: no such file; .*encoder.json"):
+        load(str(copied))
+
+
+def test_the_two_files_in_the_folder_of_a_model(copied, gpt2):
+    """By Hugging Face's names, and spelled as its libraries do: sorted, indented, other header."""
+    os.chmod(copied, 0o755)
+    for name, other in HUGGING.items():
+        (copied / name).rename(copied / other)
+    (copied / "model.safetensors").write_bytes(b"weights")
+    assert load(str(copied)).dumps() == gpt2.dumps()
+    table, merges = (copied / "vocab.json", copied / "merges.txt")
+    ids, text = json.loads(table.read_bytes()), merges.read_text(encoding="utf-8")
+    table.write_text(json.dumps(ids, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
+                     encoding="utf-8")
+    merges.write_text("#version: 0.3\n" + text.partition("\n")[2], encoding="utf-8")
+    assert load(str(copied)).dumps() == gpt2.dumps()
+
+
+def test_two_files_that_agree_and_are_not_gpt2s(copied):
+    """One merge less in both: tiktoken alone takes them."""
+    os.chmod(copied, 0o755)
+    ids = json.loads((copied / "encoder.json").read_bytes())
+    lines = (copied / "vocab.bpe").read_text(encoding="utf-8").splitlines()
+    last = "".join(lines.pop().split())
+    assert ids.pop(last) == 50255
+    (copied / "encoder.json").write_text(json.dumps(ids))
+    (copied / "vocab.bpe").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    data_gym_to_mergeable_bpe_ranks(*(str(copied / n) for n in ("vocab.bpe", "encoder.json")))
+    with pytest.raises(ValueError, match="vocab.bpe and encoder.json are not GPT-2's"):
         load(str(copied))
 
 
