@@ -54,6 +54,10 @@ class Claim:
     measure: object        # cfg -> appends the missing records
     judge: object          # records -> Verdict
     minutes: int
+    why: str = ""          # what the records show of the reason, where it does not hold here
+
+    def told(self, found):
+        return found.told + (f". Why: {self.why}" if self.why and found.word == "not held" else "")
 
 
 CLAIMS = {
@@ -63,22 +67,33 @@ CLAIMS = {
     "H02": Claim("PM pretraining makes human feedback more sample-efficient", "HH 3.1, A.2",
                  pm_training.h02, pm_training.verdict_h02, 6),
     "H03": Claim("PM accuracy grows log-linearly with parameters and data", "HH 3.2, fig. 7, A.3",
-                 pm_training.h03, pm_training.verdict_h03, 20),
+                 pm_training.h03, pm_training.verdict_h03, 20,
+                 "both slopes of helpful accuracy are above 0 by two errors, but all 16 cells lie "
+                 "within 6 points, and one seed's test scatters by 1 to 2; harmless accuracy is at "
+                 "its ceiling after PM pretraining (best possible 85%)"),
     "H04": Claim("accuracy is a little higher on the first turn, flat after it", "HH fig. 8",
-                 pm_scores.h04, pm_scores.verdict_h04, 4),
+                 pm_scores.h04, pm_scores.verdict_h04, 4,
+                 "turns 1 and 2 agree, and the third is lower by less than two errors: there are "
+                 "only 300 test comparisons of it a seed"),
     "H05": Claim("a helpful-only PM is well calibrated, a mixed one slightly under-confident",
-                 "HH 3.3, fig. 9", pm_scores.h05, pm_scores.verdict_h05, 2),
+                 "HH 3.3, fig. 9", pm_scores.h05, pm_scores.verdict_h05, 2,
+                 "both are calibrated within 0.05, but the mixed one is not under-confident"),
     "H06": Claim("accuracy falls when both answers score above a rising threshold", "HH fig. 25",
                  pm_scores.h06, pm_scores.verdict_h06, 1),
     "H07": Claim("PMs prefer the better HHH answer; the failures are confident: helpful-looking "
                  "and wrong over honest", "HH 3.4.1, figs 10, 11", pm_scores.h07,
-                 pm_scores.verdict_h07, 1),
+                 pm_scores.verdict_h07, 1,
+                 "the friendly falsehood wins as in the paper, but by a little less than half of "
+                 "what right choices win by; the toy annotators' own taste is that way (a polite "
+                 "falsehood -0.7, an admission -0.8)"),
     "H08": Claim("PMs score harmful utterances lower", "HH 3.4.2, fig. 12", pm_scores.h08,
                  pm_scores.verdict_h08, 1),
     "H14": Claim("a PM of one objective is under chance on the other; larger PMs mind the mixture "
                  "less", "HH 5.1.1, figs 19, 26", pm_training.h14, pm_training.verdict_h14, 12),
     "H15": Claim("up-weighting the harmless loss costs small PMs more", "HH 5.1.2, fig. 27",
-                 pm_training.h15, pm_training.verdict_h15, 6),
+                 pm_training.h15, pm_training.verdict_h15, 6,
+                 "the smallest PM is near chance on helpful comparisons (55%) and has less to "
+                 "lose"),
     "H27": Claim("mixing in a summary skill costs neither task accuracy", "HH 5.2, fig. 20",
                  pm_training.h27, pm_training.verdict_h27, 4),
     "I02": Claim("all pairs of a prompt in one element do not overfit in an epoch, shuffled pairs "
@@ -306,7 +321,7 @@ def claims_table():
             found = claim.judge(rows)
             figure = f"[{name}](docs/claims/{name}.png)" if found.panels else name
             lines.append(f"| {figure} | {claim.says} ({claim.where}) | **{found.word}** "
-                         f"| {found.told} | {records.seeds_of(rows)} |")
+                         f"| {claim.told(found)} | {records.seeds_of(rows)} |")
     return "\n".join(lines)
 
 
@@ -356,7 +371,7 @@ def measure_claims(cfg):
         found = CLAIMS[name].judge(records.records(name))
         if found.panels:
             records.draw_curves(name, found.panels, found.log_x)
-        print(f"{name} {found.word}: {found.told}")
+        print(f"{name} {found.word}: {CLAIMS[name].told(found)}")
 
 
 def main(cfg):
