@@ -101,7 +101,9 @@ CLAIMS = {
                  "in one epoch 0.9M parameters do not memorize 600 prompts: neither is further "
                  "ahead on its training rankings"),
     "I03": Claim("accuracy on annotators who gave no data is slightly lower",
-                 "InstructGPT 3.5, E.2", pm_training.i03, pm_training.verdict_i03, 6),
+                 "InstructGPT 3.5, E.2", pm_training.i03, pm_training.verdict_i03, 6,
+                 "the five groups differ in taste (manners, length) by half a unit of utility and "
+                 "share the rest, and that rest is what the PM learns"),
 }
 
 
