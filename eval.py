@@ -89,7 +89,10 @@ CLAIMS = {
     "H08": Claim("PMs score harmful utterances lower", "HH 3.4.2, fig. 12", pm_scores.h08,
                  pm_scores.verdict_h08, 1),
     "H14": Claim("a PM of one objective is under chance on the other; larger PMs mind the mixture "
-                 "less", "HH 5.1.1, figs 19, 26", pm_training.h14, pm_training.verdict_h14, 12),
+                 "less", "HH 5.1.1, figs 19, 26", pm_training.h14, pm_training.verdict_h14, 12,
+                 "a harmless-only PM is at chance on helpful pairs, not under it: it learns that "
+                 "refusing is good, and few pairs of the distilled policy differ in that; nano's "
+                 "helpful-only PM depends on the seed (39 to 65%)"),
     "H15": Claim("up-weighting the harmless loss costs small PMs more", "HH 5.1.2, fig. 27",
                  pm_training.h15, pm_training.verdict_h15, 6,
                  "the smallest PM is near chance on helpful comparisons (55%) and has less to "
