@@ -191,3 +191,19 @@ def test_every_claim_has_its_row():
         assert claim.measure.__name__ == name.lower() and callable(claim.judge)
         assert claim.judge.__name__ == f"verdict_{name.lower()}"
         assert claim.says and claim.where and claim.minutes > 0
+
+
+def test_the_tables_of_the_readme(here):
+    """Of the last report on real data; of the claims that have records, and why one failed."""
+    assert report.hh_table() == "Not measured yet." and report.claims_table().count("\n") == 1
+    for right in (0.9, 0.6):
+        part = dict(accuracy=right, se=0.03, longer=0.55, shorter=0.45, pairs=200)
+        names = ("helpful", "harmless", "all")
+        records.append("hh", dict(groups=dict.fromkeys(names, part),
+                                  calibration=dict.fromkeys(names, dict(ece=0.02))))
+    assert report.hh_table().count("| 60.0% ± 3.0% | 55.0% | 45.0% | 200 | 0.020 |") == 3
+    for row in h05(gap=0.0):
+        records.append("H05", row)
+    table = report.claims_table()
+    assert table.count("| **not held** |") == 1 and "Why: both are calibrated" in table
+    assert table.endswith("| 3 |")
