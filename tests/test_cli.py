@@ -279,11 +279,11 @@ GOOD = dict(prompt="\n\nHuman: Hi\n\nAssistant:", chosen="a", rejected="b")
     ("5", ["line 2"]), ('"x"', ["line 2"]),
     *((json.dumps({k: v for k, v in GOOD.items() if k != name}), ["line 2", f"no field '{name}'"])
       for name in GOOD),
-    (json.dumps({**GOOD, "chosen": 3}), ["line 2", "field 'chosen' is not text"]),
-    (json.dumps({**GOOD, "rejected": None}), ["line 2", "field 'rejected' is not text"]),
+    (json.dumps({**GOOD, "chosen": 3}), ["line 2", "field 'chosen' must be text"]),
+    (json.dumps({**GOOD, "rejected": None}), ["line 2", "field 'rejected' must be text"]),
     (json.dumps({**GOOD, "prompt": "Hi"}), ["line 2", "blank line"]),
-    (json.dumps({**GOOD, "prompt": "\n\nHuman: Hi"}), ["line 2", "empty 'Assistant:'"]),
-    (json.dumps({**GOOD, "prompt": GOOD["prompt"] + " yes"}), ["line 2", "empty 'Assistant:'"]),
+    (json.dumps({**GOOD, "prompt": "\n\nHuman: Hi"}), ["line 2", "must end with 'Assistant:'"]),
+    (json.dumps({**GOOD, "prompt": GOOD["prompt"] + " yes"}), ["line 2", "must end with 'Assistant:'"]),
 ])
 def test_malformed_comparisons(tiny, nursery, tmp_path, text, words):
     """File, line and field are told, and the form that a line should have."""
@@ -299,16 +299,19 @@ def test_too_few_comparisons(tiny, nursery, tmp_path):
     path, line = tmp_path / "mine.jsonl", json.dumps(GOOD) + "\n"
     alike = json.dumps({**GOOD, "rejected": "a"}) + "\n"
     long = json.dumps({**GOOD, "chosen": "word " * 400}) + "\n"
-    for text, words in (("", ["no comparison"]), (line * 3, ["3 comparisons", "--batch of 4"]),
+    for text, words in (("", ["the file is empty"]), (line * 3, ["3 comparisons", "--batch of 4"]),
                         (alike * 9, ["0 comparisons of 9", "'identical': 9"]),
                         (long * 9, ["0 comparisons of 9", "'too_long': 9"])):
         path.write_text(text)
-        assert refused(nursery.run(tiny.command("pm", tmp_path / "run", data=path)), *words)
+        done = nursery.run(tiny.command("pm", tmp_path / "run", data=path, test=path))
+        assert refused(done, *words)
     for place in (tmp_path / "no.jsonl", tmp_path / "run"):
         done = nursery.run(tiny.command("pm", tmp_path / "run", data=place))
         assert refused(done, place, "no such file")
     path.write_text(line * 8)
-    assert nursery.run(tiny.command("pm", tmp_path / "run", data=path)).code == 0
+    done = nursery.run(tiny.command("pm", tmp_path / "run", data=path))
+    assert refused(done, path, "not about the toy world", "--test")
+    assert nursery.run(tiny.command("pm", tmp_path / "run", data=path, test=path)).code == 0
 
 
 # ---------------------------------------------------------------- a full disk

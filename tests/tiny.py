@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = float(os.environ.get("NANOHH_PATIENCE", 1))  # times all limits, on a busy machine
-SCRIPTS = ("pretrain", "distill", "collect", "preference", "ppo", "eval", "sample")
+SCRIPTS = ("pretrain", "distill", "collect", "preference", "ppo", "eval", "sample", "analyze")
 STAGES = ("pretrain", "distill", "collect", "pmp", "pm", "ppo")  # in the pipeline's order
 
 # 10 optimizer steps each, checkpoints between them, and micro-batches that do not divide a batch
@@ -149,6 +149,7 @@ def serve():
         importlib.import_module(name)
     sys.argv = sys.argv[:1]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
