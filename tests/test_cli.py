@@ -283,7 +283,8 @@ GOOD = dict(prompt="\n\nHuman: Hi\n\nAssistant:", chosen="a", rejected="b")
     (json.dumps({**GOOD, "rejected": None}), ["line 2", "field 'rejected' must be text"]),
     (json.dumps({**GOOD, "prompt": "Hi"}), ["line 2", "blank line"]),
     (json.dumps({**GOOD, "prompt": "\n\nHuman: Hi"}), ["line 2", "must end with 'Assistant:'"]),
-    (json.dumps({**GOOD, "prompt": GOOD["prompt"] + " yes"}), ["line 2", "must end with 'Assistant:'"]),
+    (json.dumps({**GOOD, "prompt": GOOD["prompt"] + " yes"}),
+     ["line 2", "must end with 'Assistant:'"]),
 ])
 def test_malformed_comparisons(tiny, nursery, tmp_path, text, words):
     """File, line and field are told, and the form that a line should have."""
