@@ -6,7 +6,10 @@ end of turn; positions of the row, answers that see each other, score one early,
 order of length; U+2028 as the end of a line, line numbers from 0, prompt or types not checked, the
 open header kept as a turn, an empty file accepted; one draw for both answers, unkeyed answers or
 annotator, temperature, share of harm and held-out animals not used; mean of means, too few rows
-accepted, the false fact first, a learning rate of 0.
+accepted, the false fact first, a learning rate of 0. Soft labels turned round or not read; a
+ranking's sum for its mean, pairs beyond a row's count, absent scores that are nan, weights without
+their sum, doubles kept, pairs of both orders, demonstrations shifted away or the rejected ones in
+their place, as many answers in all rows as in the first; biases of another answer's log-prob.
 """
 
 import gzip

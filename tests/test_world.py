@@ -12,7 +12,10 @@ the temperature or the wrong way round, golds not turned with the choice, `soft`
 ties that go to the first, the worse answer chosen, goodness ignored for each of lies, rudeness,
 compliance, evasion, reasons, offers and manners, false facts in documents of facts, verdicts
 turned round, two facts falsified or none, foreign answers to the same request, reactions to lies
-as to truths, a true and false pair with a value drawn from all.
+as to truths, a true and false pair with a value drawn from all. Carelessness that is no flip,
+rankings worst first or with the noise subtracted, golds left in the old order, length per word,
+likelihood and agreement against, beliefs mostly true, a summary's fact worth 0.5, utterances with
+the label of the others.
 """
 
 import math
