@@ -229,10 +229,12 @@ def truth_rows(tok, animals, count=400, seed=0):
     return rows
 
 
-def tests_of(cfg, tok, n_ctx):
+def tests_of(cfg, run, tok, n_ctx):
     """What to evaluate on, name -> rows: the lines of `test`, or the world's pairs and facts."""
     if cfg.test:
-        rows, kept, _ = encode_comparisons(tok, read_comparisons(cfg.test, cfg.skip_bad), n_ctx)
+        lines = read_comparisons(cfg.test, cfg.skip_bad)
+        rows, kept, dropped = encode_comparisons(tok, lines, n_ctx)
+        run.say(f"{cfg.test}: {len(rows)} held-out lines, dropped {dropped}")
         out = {}
         for row, line in zip(rows, kept):
             out.setdefault(line.get("objective", "unnamed"), []).append(row)
@@ -290,9 +292,12 @@ def training_rows(cfg, tok, n_ctx):
     return rows, weights, softs, dropped
 
 
-def center(model, tok, lines):
+def center(run, model, tok, path):
     """Shifts all scores so that the chosen answers' mean is 0 (InstructGPT 3.5, demonstrations)."""
-    _, scores, _ = score_lines(model, tok, lines)
+    _, scores, dropped = score_lines(model, tok, read_comparisons(path))
+    if not scores:
+        raise UserError(f"--center {path}: no line is usable, dropped {dropped}")
+    run.say(f"{path}: {len(scores)} demonstrations come to mean 0, dropped {dropped}")
     with torch.no_grad():
         model.score_head.bias -= sum(s[0] for s in scores) / len(scores)
 
@@ -306,7 +311,7 @@ def train(cfg):
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
     model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
     rows, weights, softs, dropped = training_rows(cfg, tok, model.config.n_ctx)
-    tests = tests_of(cfg, tok, model.config.n_ctx)
+    tests = tests_of(cfg, run, tok, model.config.n_ctx)
     steps = cfg.epochs * (len(rows) // cfg.batch)
     if not steps:
         raise UserError(f"{len(rows)} comparisons of {len(rows) + sum(dropped.values())} are usable"
@@ -349,7 +354,7 @@ def train(cfg):
             raise KeyboardInterrupt
     bar.close()
     if cfg.center:
-        center(model, tok, read_comparisons(cfg.center))
+        center(run, model, tok, cfg.center)
     if rank == 0:
         evaluate(run, model, tok, steps, "preference done", tests)
         show_scores(run, model, tok, rows[:3])
