@@ -23,6 +23,7 @@ it. Writes analysis.json, analysis.md and analysis.png. Ten seconds for 3,000 co
 import io
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +31,12 @@ import numpy as np
 
 from claims.records import append
 from common import UserError, device_of, entry, load_source, write_atomically
+from data.lines import answers_of, read_rows
 from data.tokenizer import fit, loads, parse_prompt
 from measures import (accuracy_above, calibration_summary, ece, hits, length_baselines, matched_gap,
                       mean_se, pearson, separation, spearman)
 from model import unpack
-from preference import answers_of, read_comparisons, score_all, score_lines
+from preference import read_comparisons, score_all, score_lines
 
 
 @dataclass(frozen=True)
@@ -192,20 +194,15 @@ UTTERANCE = '{"text", "harmful": true or false, "prompt" or none}'
 
 def read_jsonl(path, take, form):
     """take(line) of each JSON line. UserError naming file, line and field."""
-    out = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, 1):
-            try:
-                out.append(take(json.loads(text)))
-            except (ValueError, KeyError, TypeError) as error:
-                what = f"no field {error}" if isinstance(error, KeyError) else error
-                raise UserError(f"{path} line {number}: {what}; a line is {form}") from None
-    if not out:
-        raise UserError(f"{path}: empty; a line is {form}")
-    return out
+    try:
+        return list(read_rows(path, take, Counter()))
+    except ValueError as error:
+        raise UserError(f"{error}; a line is {form}") from None
 
 
 def field(line, name, kind=str):
+    if name not in line:
+        raise ValueError(f"no field {name!r}")
     if not isinstance(line[name], kind):
         raise ValueError(f"field {name!r} is not {'text' if kind is str else 'true or false'}")
     return line[name]

@@ -28,6 +28,7 @@ from tqdm import tqdm
 from common import (Run, UserError, entry, everyones, load_source, mine, start, uniforms,
                     write_atomically)
 from data import world
+from data.lines import answers_of
 from data.tokenizer import join, loads
 from model import generate, unpack
 
@@ -92,7 +93,7 @@ def show_lines(lines):
             print(f"  {len(p)} {objective}, best possible accuracy {sum(p) / len(p):.3f}")
     for line in lines[:3]:
         print(f"  {line['prompt'].strip().splitlines()[-3][:80]}")
-        answers = line.get("responses") or [line["chosen"], line["rejected"]]
+        answers = answers_of(line)
         for name, text in zip(("chosen", *["rejected"] * len(answers)), answers):
             print(f"    {name:<8} {text}")
 

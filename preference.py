@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
                     start, total, update)
 from data import world
-from data.lines import read_rows, text_of
+from data.lines import answers_of, read_rows, text_of
 from data.tokenizer import fit, loads, parse_prompt
 from model import pack, shared_prompt_rows, unpack
 
@@ -87,11 +87,6 @@ def over_pairs(f, scores, counts, *more):
 
 
 # ---------------------------------------------------------------- data
-
-def answers_of(line):
-    """The answers of a comparison or of a ranking, best first."""
-    return line.get("responses") or [line["chosen"], line["rejected"]]
-
 
 FORM = {"prompt": "\n\nHuman: ...\n\nAssistant:", "chosen": "...", "rejected": "..."}
 
@@ -239,8 +234,6 @@ def tests_of(cfg, run, tok, n_ctx):
         for row, line in zip(rows, kept):
             out.setdefault(line.get("objective", "unnamed"), []).append(row)
         return out
-    if cfg.data and world.request_of(read_comparisons(cfg.data, True)[0]["prompt"]) is None:
-        raise UserError(f"{cfg.data}: not about the toy world; name held-out lines with --test")
     own = own_lines(cfg, f"heldout/{cfg.seed}", 400)
     return dict(heldout=encode_comparisons(tok, own, n_ctx)[0],
                 truth=truth_rows(tok, world.TRAIN),
@@ -276,6 +269,8 @@ def training_rows(cfg, tok, n_ctx):
     """Rows of `data`, or of the world's own comparisons; weights; soft labels; the dropped."""
     if cfg.data:
         lines = read_comparisons(cfg.data, cfg.skip_bad)
+        if not cfg.test and world.request_of(lines[0]["prompt"]) is None:
+            raise UserError(f"{cfg.data}: not about the toy world; name held-out lines with --test")
         if 0 < cfg.pairs < len(lines):           # any of them: files may be in an order
             order = keyed(cfg.seed, "pairs").permutation(len(lines))
             lines = [lines[i] for i in order[:cfg.pairs]]

@@ -10,9 +10,10 @@ from claims.start import LR_AFTER, of, points, pretrained, test_lines, train_lin
 from common import load_checkpoint
 from data import probes
 from data.tokenizer import loads, parse_prompt
-from measures import (accuracy, accuracy_above, auroc, confidence_gap, difference, ece, ece_floor,
-                      ece_se, mean_se)
+from measures import (accuracy, accuracy_above, confidence_gap, difference, ece, ece_floor, ece_se,
+                      mean_se, separation)
 from model import unpack
+
 
 def standard(cfg, seed, kind):
     """(tokenizer, PM of a seed after PM pretraining): on all feedback, or on one objective's."""
@@ -106,8 +107,8 @@ def verdict_h06(rows):
         drop, se = mean_se([r[0] - r[-1] for r in own])
         holds &= drop > 2 * se
         told.append(f"{o} {' '.join(points(f[0]) for f in found)}")
-    panels = [("both answers score above", "quantile of the lower score",
-                         "held-out accuracy", curves)]
+    panels = [("both answers score above", "quantile of the lower score", "held-out accuracy",
+               curves)]
     told = (f"accuracy as both answers must score above the 0, 25, 50, "
             f"75, 90% quantile: {'; '.join(told)}")
     return verdict(holds, rows, told, panels)
@@ -153,9 +154,8 @@ def h08(cfg):
         scores = [s[0] for s in preference.score_all(pm, tok, rows)]
         good = [s for s, x in zip(scores, said, strict=True) if not x["harmful"]]
         bad = [s for s, x in zip(scores, said, strict=True) if x["harmful"]]
-        gap, se = difference(good, bad)
-        append("H08", {**unit, "gap": gap, "gap_se": se,
-                       "auroc": auroc(scores, [not x["harmful"] for x in said])})
+        found = separation(good, bad)
+        append("H08", {**unit, **{k: found[k] for k in ("gap", "gap_se", "auroc")}})
 
 
 def verdict_h08(rows):

@@ -2,13 +2,13 @@
 
 H02 PM pretraining, H03 size and data, H14 one objective against the other, H15 lambda, H27 a skill
 beside, I02 rankings in one element, I03 annotators who gave no data. `hXX(cfg)` measures the units
-that have no record yet; `verdict_hXX(rows)` reads the records alone: (word, sentence).
+that have no record yet; `verdict_hXX(rows)` reads the records alone.
 """
 
 import shutil
 
 import preference
-from claims.records import append, missing, over_seeds, paired, verdict
+from claims.records import append, curves, missing, over_seeds, paired, verdict
 from claims.start import (LR_AFTER, LR, base, measure, of, points, pool, pretrained, test_lines,
                           train_lines, train_pm)
 from common import load_checkpoint
@@ -47,9 +47,8 @@ def verdict_h02(rows):
     """
     rows = averaged(rows, "mean")
     found = over_seeds(rows, "mean", "start", "pairs")
-    panels = [(o, "comparisons", "held-out accuracy", {
-        s: {p: f for (t, p), f in over_seeds(rows, o, "start", "pairs").items() if t == s}
-        for s in ("base", "pmp")}) for o in ("helpful", "harmless")]
+    panels = [(o, "comparisons", "held-out accuracy", curves(rows, o, "start", "pairs"))
+              for o in ("helpful", "harmless")]
     sizes = sorted({r["pairs"] for r in rows})
     gaps = {p: paired([r for r in rows if r["pairs"] == p], "mean", "start", "base", "pmp")
             for p in sizes}
@@ -72,13 +71,9 @@ def verdict_h03(rows):
     """held: helpful accuracy is fit by a + b log10 P + c log10 D with b and c above 0 by two errors
     and R2 of 0.7 or more.
     """
-    def curves(o, x, key):
-        found = over_seeds(rows, o, key, x)
-        return {str(k): {v: f for (a, v), f in found.items() if a == k}
-                for k in dict.fromkeys(r[key] for r in rows)}
     panels = [(o, *axis) for o in ("helpful", "harmless") for axis in (
-        ("comparisons", "held-out accuracy", curves(o, "pairs", "size")),
-        ("parameters", "held-out accuracy", curves(o, "parameters", "pairs")))]
+        ("comparisons", "held-out accuracy", curves(rows, o, "size", "pairs")),
+        ("parameters", "held-out accuracy", curves(rows, o, "pairs", "parameters")))]
     told, holds = [], True
     for o in ("helpful", "harmless"):
         fit = log_linear_fit([r["parameters"] for r in rows], [r["pairs"] for r in rows],
@@ -113,17 +108,16 @@ def verdict_h14(rows):
     end = {o: over_seeds([r for r in rows if r["pairs"] == most], o, "size", "helpful_share")
            for o in ("helpful", "harmless")}
     rows = [r for r in rows if r["pairs"] == min(r["pairs"] for r in rows)]
-    curves = {o: {s: {x: f for (size, x), f in over_seeds(rows, o, "size", "helpful_share").items()
-                      if size == s} for s in ("nano", "toy")} for o in ("helpful", "harmless")}
-    panels = [(o, "helpful share", "held-out accuracy", curves[o]) for o in curves]
+    found = {o: curves(rows, o, "size", "helpful_share") for o in ("helpful", "harmless")}
+    panels = [(o, "helpful share", "held-out accuracy", found[o]) for o in found]
     told, holds, lost = [], True, {}
     for size in ("nano", "toy"):
         ends = {"helpful": end["helpful"][size, 0.0], "harmless": end["harmless"][size, 1.0]}
         holds &= all(m + 2 * se < 0.5 for m, se, _ in ends.values())
         told.append(f"{size}, {most} of one: harmless-only " + " on helpful, helpful-only ".join(
             f"{points(m)} ± {points(se)}" for m, se, _ in ends.values()) + " on harmless")
-        lost[size] = sum(max(f[0] for f in curves[o][size].values()) - curves[o][size][0.5][0]
-                         for o in curves) / 2
+        lost[size] = sum(max(f[0] for f in found[o][size].values()) - found[o][size][0.5][0]
+                         for o in found) / 2
     holds &= lost["toy"] < lost["nano"]
     told = (f"{'; '.join(told)}; lost in the even mixture: nano "
             f"{points(lost['nano'])}, toy {points(lost['toy'])}")
@@ -140,9 +134,8 @@ def h15(cfg, total=1200):
 
 def verdict_h15(rows):
     """held: helpful accuracy falls from lambda 1 to 10, by 2 errors at nano, less at toy."""
-    curves = {o: {s: {w: f for (size, w), f in over_seeds(rows, o, "size", "weight").items()
-                      if size == s} for s in ("nano", "toy")} for o in ("helpful", "harmless")}
-    panels = [(o, "lambda", "held-out accuracy", curves[o]) for o in curves]
+    panels = [(o, "lambda", "held-out accuracy", curves(rows, o, "size", "weight"))
+              for o in ("helpful", "harmless")]
     change = {size: paired([r for r in rows if r["size"] == size], "helpful", "weight", 1, 10)
               for size in ("nano", "toy")}
     told = ", ".join(f"{s} {points(m)} ± {points(se)}" for s, (m, se) in change.items())

@@ -50,6 +50,13 @@ def over_seeds(rows, value, *keys):
     return {key: (*mean_se(values), len(values)) for key, values in sorted(groups.items())}
 
 
+def curves(rows, value, key, x):
+    """{x: (mean, error, seeds)} of row[value] for each value of key, in the order of the rows."""
+    found = over_seeds(rows, value, key, x)
+    return {k: {at: f for (own, at), f in found.items() if own == k}
+            for k in dict.fromkeys(r[key] for r in rows)}
+
+
 def paired(rows, value, key, first, second):
     """Mean and error over seeds of value at key = second less that at first, seed by seed.
 
@@ -86,15 +93,15 @@ def draw_curves(name, panels, log_x=False):
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False,
                                 layout="constrained")
-    for ax, (title, x_label, y_label, curves) in zip(axes[0], panels, strict=True):
-        for label, points in curves.items():
+    for ax, (title, x_label, y_label, lines) in zip(axes[0], panels, strict=True):
+        for label, points in lines.items():
             x, found = list(points), list(points.values())
             ax.errorbar(x, [f[0] for f in found], [f[1] for f in found], marker="o", ms=3,
-                        capsize=2, label=label)
+                        capsize=2, label=str(label))
         ax.set(title=title, xlabel=x_label, ylabel=y_label)
         if log_x:
             ax.set_xscale("log")
-        if len(curves) > 1:
+        if len(lines) > 1:
             ax.legend(fontsize=8)
     Path("docs/claims").mkdir(parents=True, exist_ok=True)
     figure.savefig(f"docs/claims/{name}.png", dpi=110)

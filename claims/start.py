@@ -5,7 +5,6 @@ after `runs/laptop.sh` they are there. A seed has its own comparisons, order and
 comparisons are on other prompts about the same animals.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import distill
 import preference
 import pretrain
 from claims.records import append, metrics_of
-from common import write_atomically
+from data.lines import write_lines
 from data.tokenizer import join
 
 LR = 1e-3          # from a base model or in PM pretraining
@@ -64,17 +63,12 @@ def of(lines, objective, count=None):
     return [x for x in lines if x["objective"] == objective][:count]
 
 
-def write_lines(path, lines):
-    texts = [json.dumps({**x, "prompt": join(x["prompt"], answer=True)}) for x in lines]
-    write_atomically(path, lambda f: f.write(("\n".join(texts) + "\n").encode()))
-
-
 def train_pm(cfg, name, init, lines, test, seed, **knobs):
     """Train a PM on lines; its folder and, for each objective of `test`, its accuracy."""
     folder = Path(cfg.run) / "claims" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, some in (("lines.jsonl", lines), ("test.jsonl", test)):
-        write_lines(folder / file, some)
+    files = {folder / "lines.jsonl": lines, folder / "test.jsonl": test}
+    write_lines({path: [{**x, "prompt": join(x["prompt"], answer=True)} for x in some]
+                 for path, some in files.items()})
     preference.train(preference.Config(**{**dict(
         init=init, data=str(folder / "lines.jsonl"), test=str(folder / "test.jsonl"),
         out=str(folder), pairs=0, lr=LR, batch=16, warmup=5, every=10**6, seed=seed,

@@ -63,6 +63,11 @@ def text_of(row, field):
     return text
 
 
+def answers_of(line):
+    """The answers of a comparison or of a ranking, best first."""
+    return line.get("responses") or [line["chosen"], line["rejected"]]
+
+
 def write_lines(files):
     """{path: rows} -> JSON lines: hidden files beside them, then renames, so none is half there."""
     parts = {Path(path).with_name(f".{Path(path).name}.part"): path for path in files}

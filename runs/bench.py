@@ -187,17 +187,18 @@ def preference_loss(chosen, rejected):
     return -F.logsigmoid(chosen - rejected).mean()
 
 
-def our_reward(size, w):
+def our_scores(gpt, prompts, answers):
+    """[B, K] of the answers' scores, one row a prompt."""
     _, model = ours()
+    ids, positions, mask, ends = model.shared_prompt_rows(prompts, answers, PAD)
+    hidden = gpt(ids, positions, mask)
+    return gpt.score(hidden.gather(1, ends[..., None].expand(-1, -1, hidden.shape[-1])))
+
+
+def our_reward(size, w):
     gpt, prompts = our_gpt(size, scalar=True), w["prompt"].tolist()
     answers = list(zip(w["chosen"].tolist(), w["rejected"].tolist()))
-
-    def loss():
-        ids, positions, mask, ends = model.shared_prompt_rows(prompts, answers, PAD)
-        hidden = gpt(ids, positions, mask)
-        ends = ends[..., None].expand(-1, -1, hidden.shape[-1])
-        return preference_loss(*gpt.score(hidden.gather(1, ends)).unbind(1))
-    return stepper(gpt, loss)
+    return stepper(gpt, lambda: preference_loss(*our_scores(gpt, prompts, answers).unbind(1)))
 
 
 def their_reward(size, w):
@@ -218,16 +219,13 @@ def pairs_apart(w):
 
 def our_ranking(size, w):
     import torch
-    _, model = ours()
+    ours()
     import preference
     gpt, prompts, answers = our_gpt(size, scalar=True), w["prompt"].tolist(), w["answers"].tolist()
     counts = torch.full((len(prompts),), w["answers"].shape[1])
 
     def loss():
-        ids, positions, mask, ends = model.shared_prompt_rows(prompts, answers, PAD)
-        hidden = gpt(ids, positions, mask)
-        ends = ends[..., None].expand(-1, -1, hidden.shape[-1])
-        scores = gpt.score(hidden.gather(1, ends))
+        scores = our_scores(gpt, prompts, answers)
         return preference.over_pairs(preference.preference_loss, scores, counts).mean()
     return stepper(gpt, loss)
 

@@ -14,7 +14,6 @@ with content overwritten, a half one left, the bias not told.
 """
 
 import json
-import os
 import random
 import re
 import sys
@@ -42,18 +41,6 @@ PUBLISHED = dict(
     n_positions=37, resid_pdrop=0.1, summary_activation=None, summary_first_dropout=0.1,
     summary_proj_to_labels=True, summary_type="cls_index", summary_use_proj=True,
     task_specific_params={"text-generation": dict(do_sample=True, max_length=50)}, vocab_size=257)
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import transformers
-    except ImportError:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip("transformers is not installed")
-    return transformers
 
 
 @pytest.fixture(scope="module")
