@@ -100,6 +100,7 @@ def start(device="auto"):
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # else each new tensor is written
     return (dist.get_rank(), world, device) if dist.is_initialized() else (0, 1, device)
 
 

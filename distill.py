@@ -97,23 +97,24 @@ def teach(teacher, prompt, texts, top, micro, rank=0):
                   dynamic_ncols=True):
         some = order[i:i + micro]
         ids, lengths = pad_rows([prompt + texts[j] for j in some], 0, teacher.device)
-        hidden = teacher(ids)
-        for row, j in enumerate(some):
-            a = len(prompt) - 1               # the state that predicts the text's first token
-            logps, tops = top_and_rest(teacher.logits(hidden[row, a:a + len(texts[j])]), top)
-            out[j] = (logps.cpu(), tops.to(torch.int32).cpu())
+        before = torch.full_like(lengths, len(prompt) - 1)   # predicts a text's first token
+        asked = response_mask(before, lengths - len(prompt), ids.shape[1])
+        logps, tops = top_and_rest(teacher.logits(teacher(ids, lengths, at=asked)), top)
+        sizes = [len(texts[j]) for j in some]
+        for j, *found in zip(some, logps.cpu().split(sizes), tops.int().cpu().split(sizes)):
+            out[j] = tuple(x.clone() for x in found)
     return out
 
 
 def student_batch(tok, texts, taught, rows, device):
-    """ids [B, T] of <|eod|> + text, mask [B, T] of the N positions that predict a text token, and
-    the teacher's classes there (log-probs [N, top], ids [N, top]).
+    """ids [B, T] of <|eod|> + text, lengths [B], mask [B, T] of the N positions that predict a text
+    token, and the teacher's classes there (log-probs [N, top], ids [N, top]).
     """
     ids, lengths = pad_rows([[tok.eod] + texts[r] for r in rows], tok.pad, device)
     predicts = response_mask(torch.zeros_like(lengths), lengths - 1, ids.shape[1])
     logps = torch.cat([taught[r][0] for r in rows]).to(device)
     tops = torch.cat([taught[r][1] for r in rows]).long().to(device)
-    return ids, predicts, logps, tops
+    return ids, lengths, predicts, logps, tops
 
 
 # ---------------------------------------------------------------- evaluate
@@ -124,8 +125,8 @@ def heldout_kl(model, tok, texts, taught, micro=32):
     summed = count = 0
     for i in range(0, len(texts), micro):
         rows = range(i, min(i + micro, len(texts)))
-        ids, predicts, logps, tops = student_batch(tok, texts, taught, rows, model.device)
-        kl = distill_loss(model.logits(model(ids)[predicts]), logps, tops)
+        ids, lengths, predicts, logps, tops = student_batch(tok, texts, taught, rows, model.device)
+        kl = distill_loss(model.logits(model(ids, lengths, at=predicts)), logps, tops)
         summed, count = summed + kl.sum().item(), count + kl.numel()
     return summed / count
 
@@ -200,8 +201,8 @@ def train(cfg):
         own, summed = sorted(mine(rows, rank, world_size), key=lambda r: len(texts[r])), 0.0
         for i in range(0, len(own), cfg.micro):
             some = own[i:i + cfg.micro]
-            ids, predicts, logps, tops = student_batch(tok, texts, taught, some, device)
-            loss = distill_loss(model.logits(model(ids)[predicts]), logps, tops).sum()
+            ids, lengths, predicts, logps, tops = student_batch(tok, texts, taught, some, device)
+            loss = distill_loss(model.logits(model(ids, lengths, at=predicts)), logps, tops).sum()
             (loss / count).backward()
             summed += loss.item()
         norm = update(model, optimizer, schedule(step, cfg.steps, cfg.lr))

@@ -124,10 +124,10 @@ def answers_of(model, tok, prompts, new, uniform, reference=None, chunk=64):
         if reference:
             rows = [p + t[:n]
                     for p, t, n in zip(part, tokens.tolist(), lengths.tolist(), strict=True)]
-            ids, _ = pad_rows(rows, tok.pad, model.device)
+            ids, sizes = pad_rows(rows, tok.pad, model.device)
             starts = torch.tensor([len(p) for p in part], device=model.device)
             mask = response_mask(starts, lengths, ids.shape[1])
-            kl = (logps.sum(1) - reference.logprobs(reference(ids), ids, mask).sum(1)).tolist()
+            kl = (logps.sum(1) - reference.logprobs(ids, mask, lengths=sizes).sum(1)).tolist()
         out += [(tok.decode(t[:n]).strip(), t[n - 1] == tok.eot, d)
                 for t, n, d in zip(tokens.tolist(), lengths.tolist(), kl, strict=True)]
     return out

@@ -3,16 +3,26 @@
 GPT-2's architecture and parameter names. Letters: B rows, T positions, P prompt tokens, R response
 tokens, C width, H heads, D = C / H head width, V vocabulary, S cache slots.
 
-`forward` returns hidden states [B, T, C]; the language-model head is applied only where a log-prob
-is needed (`logprobs`), and `score` is the scalar head of the preference model and the critic.
+`forward` returns hidden states [B, T, C], or those asked for; the language-model head is applied
+only where a log-prob is needed (`logprobs`), and `score` is the scalar head of the preference model
+and the critic.
 """
 
+import contextlib
+import functools
 import math
+import sys
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+# By device type. Where attention.py's kernels run, if triton is installed; else it is torch's
+# attention. And the dtype of matrix products; weights, sums, log-probs and scores stay float32.
+FUSED = {"cuda"}
+AUTOCAST = {"cuda": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -40,54 +50,151 @@ def sized(name, vocab, n_ctx, scalar=False):
 
 # ---------------------------------------------------------------- attention
 
-def attention_reference(q, k, v, mask=None):
-    """Definition: softmax(q k^T / sqrt(D)) v, with q, k, v [B, H, T, D].
+def attention_reference(q, k, v, until=None):
+    """Definition: softmax(q k^T / sqrt(D)) v over what a token sees; q, k, v [B, H, T, D].
 
-    mask [B, 1, T, T] is True where i may see j; None is causal.
+    Token i sees j if j <= i < until[b, j]; until [B, T], None is causal.
     """
-    T = q.shape[2]
-    if mask is None:
-        mask = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
+    i = torch.arange(q.shape[2], device=q.device)[:, None]
+    seen = i >= i.T if until is None else ((i >= i.T) & (i < until[:, None]))[:, None]
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])    # [B, H, T, T] flows from j to i
-    return scores.masked_fill(~mask, -math.inf).softmax(-1) @ v  # [B, H, T, D]
+    return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v  # [B, H, T, D]
 
 
-def attention(q, k, v, mask=None):
-    """The same by torch's fused kernel."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+@functools.cache
+def kernels():
+    """The module attention.py, or None without triton."""
+    try:
+        import attention
+    except ImportError:
+        print("model: triton is not installed; attention is torch's own", file=sys.stderr)
+        return None
+    return attention
 
 
-def shared_prompt_rows(prompts, responses, pad):
+def fused(model):
+    """attention.py where this model's attention is done by it, else None. The only choice."""
+    c = model.config
+    here = model.device.type in FUSED and c.n_embd // c.n_head <= 128
+    return kernels() if here else None
+
+
+def layout_of(until):
+    """until [B, T] as torch's attention wants it: a mask [B, 1, T, T]."""
+    i = torch.arange(until.shape[1], device=until.device)[:, None]
+    return ((i >= i.T) & (i < until[:, None]))[:, None]
+
+
+def attention(q, k, v, layout=None):
+    """The same, fused: by torch with a mask (None: causal), or by attention.py with its Plan."""
+    if layout is None or isinstance(layout, torch.Tensor):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=layout, is_causal=layout is None)
+    return kernels().attention(q, k, v, layout)
+
+
+def autocast(device):
+    """Matrix products in AUTOCAST's dtype of this device."""
+    dtype = AUTOCAST.get(device.type)
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+# ---------------------------------------------------------------- rows of tokens
+
+def pad_rows(rows, pad, device="cpu"):
+    """Lists of ids -> ids [B, T] padded on the right, lengths [B]."""
+    T = max(map(len, rows))
+    ids = torch.tensor([[*row, *[pad] * (T - len(row))] for row in rows], dtype=torch.long)
+    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
+
+
+def by_length(rows, micro):
+    """Chunks of at most `micro` row numbers, like lengths together, so that little is padded."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    return [order[i:i + micro] for i in range(0, len(order), micro)]
+
+
+def response_mask(starts, lengths, T):
+    """mask [B, T], True at each row's response tokens: starts [B] <= t < starts + lengths [B].
+
+    From lengths, never ids.
+    """
+    t = torch.arange(T, device=starts.device)
+    return (t >= starts[:, None]) & (t < (starts + lengths)[:, None])
+
+
+def shared_prompt_rows(prompts, responses, pad, device="cpu"):
     """Responses of one prompt in a row [prompt, r1, ..., rK]: each sees the prompt and itself.
 
-    prompts: B lists of ids; responses: B lists of at most K lists of ids. Returns ids [B, T],
-    positions [B, T] (each response goes on from its prompt), mask [B, 1, T, T], and ends [B, K],
-    the index of each response's last token, 0 beyond a row's own number of them. Pads see only
-    themselves, and nothing sees them.
+    prompts: B lists of ids; responses: B lists of at most K lists of ids. Returns what `forward`
+    takes, ids [B, T], lengths [B], positions [B, T] (each response goes on from its prompt) and
+    until [B, T] (a prompt is seen to the row's end, a response to its own, a pad by itself), and
+    ends [B, K], the index of each response's last token, 0 beyond a row's own number of them.
     """
-    B, K = len(prompts), max(map(len, responses))
-    T = max(len(p) + sum(map(len, rs)) for p, rs in zip(prompts, responses, strict=True))
-    ids, positions = torch.full((B, T), pad), torch.zeros(B, T, dtype=torch.long)
-    segment = torch.full((B, T), -1)                      # -1 pad, 0 prompt, k response k
-    ends = torch.zeros(B, K, dtype=torch.long)
-    for b, (prompt, rs) in enumerate(zip(prompts, responses, strict=True)):
-        end = len(prompt)
-        ids[b, :end], segment[b, :end] = torch.tensor(prompt), 0
-        positions[b, :end] = torch.arange(end)
-        for k, r in enumerate(rs):
-            cut = slice(end, end + len(r))
-            ids[b, cut], segment[b, cut] = torch.tensor(r), k + 1
-            positions[b, cut] = torch.arange(len(prompt), len(prompt) + len(r))
-            end += len(r)
-            ends[b, k] = end - 1
-    i, j = segment[:, :, None], segment[:, None, :]
-    mask = ((j == 0) | (j == i)) & (i >= 0) & (j >= 0)
-    mask &= torch.ones(T, T, dtype=torch.bool).tril()
-    mask |= torch.eye(T, dtype=torch.bool)
-    return ids, positions, mask[:, None], ends
+    rows, K = [], max(map(len, responses))
+    lengths = [len(p) + sum(map(len, rs)) for p, rs in zip(prompts, responses, strict=True)]
+    T = max(lengths)
+    for prompt, rs, length in zip(prompts, responses, lengths):
+        ids, positions, until = list(prompt), list(range(len(prompt))), [length] * len(prompt)
+        ends = []
+        for r in rs:
+            positions += range(len(prompt), len(prompt) + len(r))
+            ids += r
+            until += [len(ids)] * len(r)
+            ends.append(len(ids) - 1)
+        rows.append((ids + [pad] * (T - length), positions + [0] * (T - length),
+                     [*until, *range(length + 1, T + 1)], ends + [0] * (K - len(ends))))
+    ids, positions, until, ends = (torch.tensor(x, dtype=torch.long).to(device)
+                                   for x in zip(*rows))
+    return ids, torch.tensor(lengths, device=device), positions, until, ends
+
+
+def packed(ids, lengths, positions, until):
+    """Rows without their pads, one after another as one row of N tokens, for attention.py.
+
+    Returns ids, positions, until, each [1, N], and place [B, T]: where each token went.
+    """
+    (B, T), device = ids.shape, ids.device
+    lengths = torch.full((B,), T, device=device) if lengths is None else lengths
+    until = lengths[:, None].expand(B, T) if until is None else until
+    first = (lengths.cumsum(0) - lengths)[:, None]                       # [B, 1]
+    t = torch.arange(T, device=device)
+    real = (t < lengths[:, None]).flatten().nonzero()[:, 0]              # [N]
+    place = torch.where(t < lengths[:, None], first + t, 0)
+    return (*(x.flatten()[real][None] for x in (ids, positions, first + until)), place)
 
 
 # ---------------------------------------------------------------- the network
+
+class Gelu(torch.autograd.Function):
+    """GPT-2's gelu as x sigmoid(u), u = x (a + b x^2): torch's by tanh takes twice as long on CPUs.
+    """
+    a, b = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
+
+    @staticmethod
+    def gate(x):
+        return torch.addcmul(x.new_tensor(Gelu.a), x, x, value=Gelu.b).mul_(x).sigmoid_()
+
+    @staticmethod
+    def forward(ctx, x):
+        s = Gelu.gate(x)
+        y = x * s
+        ctx.save_for_backward(x, s, y)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, s, y = ctx.saved_tensors                                  # y' = s + y (1 - s) u'
+        slope = torch.addcmul(x.new_tensor(Gelu.a), x, x, value=3 * Gelu.b)
+        return slope.mul_(torch.addcmul(y, y, s, value=-1)).add_(s).mul_(grad)
+
+
+def gelu(x):
+    """GPT-2's activation, x Phi(x) by its tanh approximation."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    return Gelu.apply(x) if torch.is_grad_enabled() else Gelu.gate(x).mul_(x)
+
 
 class Attention(nn.Module):
     def __init__(self, c):
@@ -99,15 +206,13 @@ class Attention(nn.Module):
     def split(self, x):
         """x [B, T, C] -> q, k, v, each [B, H, T, D]."""
         B, T, C = x.shape
-        q, k, v = self.c_attn.bias.split(C)
-        # The softmax does not see the keys' bias: its gradient is rounding, and Adam would grow it.
-        bias = torch.cat([q, k.detach(), v])
+        bias = self.c_attn.bias
+        if torch.is_grad_enabled():
+            # The softmax does not see the keys' bias: its gradient is rounding, Adam would grow it.
+            q, k, v = bias.split(C)
+            bias = torch.cat([q, k.detach(), v])
         qkv = F.linear(x, self.c_attn.weight, bias).view(B, T, 3, self.n_head, C // self.n_head)
         return qkv.permute(2, 0, 3, 1, 4).unbind(0)
-
-    def merge(self, y):
-        """y [B, H, T, D] -> [B, T, C], heads side by side and mixed."""
-        return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -117,7 +222,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * c.n_embd, c.n_embd)
 
     def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(gelu(self.c_fc(x)))
 
 
 class Block(nn.Module):
@@ -126,11 +231,15 @@ class Block(nn.Module):
         self.ln_1, self.attn = nn.LayerNorm(c.n_embd), Attention(c)
         self.ln_2, self.mlp = nn.LayerNorm(c.n_embd), MLP(c)
 
-    def forward(self, x, mask, keep=None):
+    def forward(self, x, layout=None, keep=None, asked=None):
+        """x [B, T, C] -> the same, or only at `asked`, indices into the B * T tokens."""
         q, k, v = self.attn.split(self.ln_1(x))
         if keep is not None:
             keep.append((k, v))
-        x = x + self.attn.merge(attention(q, k, v, mask))
+        y = attention(q, k, v, layout).transpose(1, 2).flatten(2)    # [B, T, C] heads side by side
+        if asked is not None:
+            x, y = x.flatten(0, 1)[asked], y.flatten(0, 1)[asked]    # [..., C]
+        x = x + self.attn.c_proj(y)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -146,6 +255,7 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(c.n_embd)
         if c.scalar:
             self.score_head = nn.Linear(c.n_embd, 1)
+        self.checkpoint = False   # in training, compute each block again in the backward pass
         self.reset()
 
     def reset(self, seed=0):
@@ -170,27 +280,49 @@ class GPT(nn.Module):
     def device(self):
         return self.wte.weight.device
 
-    def forward(self, ids, positions=None, mask=None, keep=None):
-        """Hidden states [B, T, C] of ids [B, T].
+    def forward(self, ids, lengths=None, positions=None, until=None, at=None, keep=None):
+        """Hidden states [B, T, C] of ids [B, T], of which lengths [B] are real (None: all).
 
-        mask None is causal; `keep` (a list) collects each layer's k, v.
+        at: an index of [B, T] (a mask, or a tuple of index tensors); only those hidden states are
+        returned, and the last block ends there only. positions, until: of `shared_prompt_rows`;
+        None is causal rows. `keep` (a list) collects each layer's k, v [B, H, T, D]. At pads,
+        what is returned has no meaning.
         """
+        (B, T), ours = ids.shape, fused(self)
         if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device)
-        x = self.wte(ids) + self.wpe(positions)      # [B, T, C]
-        for block in self.h:
-            x = block(x, mask, keep)
-        return self.ln_f(x)
+            positions = torch.arange(T, device=ids.device).expand(B, T)
+        if ours:                                          # no pad is computed
+            ids, positions, until, place = packed(ids, lengths, positions, until)
+            width, dtype = self.config.n_embd // self.config.n_head, AUTOCAST.get(ids.device.type)
+            layout = ours.plan(until, width, dtype or self.wte.weight.dtype)
+        else:
+            layout = None if until is None else layout_of(until)
+            place = torch.arange(B * T, device=ids.device).view(B, T)
+        asked = None if at is None else place[at]         # numbers of tokens, of any shape
+        with autocast(ids.device):
+            x = self.wte(ids) + self.wpe(positions)       # [B, T, C], or [1, N, C] packed
+            for i, block in enumerate(self.h):
+                more = layout, keep, asked if i == len(self.h) - 1 else None
+                if self.checkpoint and self.training:
+                    x = checkpoint(block, x, *more, use_reentrant=False)
+                else:
+                    x = block(x, *more)
+            x = self.ln_f(x)
+        if ours and keep is not None:
+            keep[:] = [[y[0].transpose(0, 1)[place].transpose(1, 2) for y in kv] for kv in keep]
+        return x[0][place] if ours and at is None else x
 
     def logits(self, hidden):
         """hidden [..., C] -> logits [..., V] in float32, less the ids that round the table up."""
-        return F.linear(hidden, self.wte.weight[:self.config.vocab]).float()
+        with autocast(hidden.device):
+            return F.linear(hidden, self.wte.weight[:self.config.vocab]).float()
 
     def score(self, hidden):
         """hidden [..., C] -> scalar [...] in float32 (preference score, or value)."""
-        return self.score_head(hidden).squeeze(-1).float()
+        weight, bias = self.score_head.weight.float(), self.score_head.bias.float()
+        return F.linear(hidden.float(), weight, bias).squeeze(-1)
 
-    def logprobs(self, hidden, ids, mask, temperature=1.0):
+    def logprobs(self, ids, mask, temperature=1.0, lengths=None):
         """log p(ids[b, t] | ids[b, <t]) [B, T] where mask [B, T] is True, 0 elsewhere.
 
         The only owner of the shift by one: the hidden state at t-1 predicts token t, so mask[:, 0]
@@ -198,52 +330,21 @@ class GPT(nn.Module):
         """
         if mask[:, 0].any():
             raise ValueError("the first token of a row has no prediction")
-        flat = self.logits(hidden[:, :-1][mask[:, 1:]]) / temperature   # [N, V], only where asked
-        picked = -F.cross_entropy(flat, ids[mask], reduction="none")    # [N]
+        hidden = self(ids, lengths, at=F.pad(mask[:, 1:], (0, 1)))      # [N, C], only where asked
+        logits = self.logits(hidden)
+        logits = logits if temperature == 1 else logits / temperature
+        picked = -F.cross_entropy(logits, ids[mask], reduction="none")  # [N]
         return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, picked)
 
-    def decode(self, ids, positions, cache, slot, bias):
-        """One token a row through the cache: ids, positions [B] -> hidden [B, C].
-
-        cache: (k, v), each [layers, B, H, S, D], written at slot `slot`; bias [B * H, 1, slot + 1],
-        -inf where a row has only padding. As batched matrix products: one query a row and head.
-        """
-        keys, values = cache
-        x = (self.wte(ids) + self.wpe(positions))[:, None]                # [B, 1, C]
-        for layer, block in enumerate(self.h):
-            q, k, v = block.attn.split(block.ln_1(x))                     # [B, H, 1, D]
-            keys[layer, :, :, slot], values[layer, :, :, slot] = k[:, :, 0], v[:, :, 0]
-            k = keys[layer, :, :, :slot + 1].flatten(0, 1)                # [B * H, slot + 1, D]
-            v = values[layer, :, :, :slot + 1].flatten(0, 1)
-            scores = torch.baddbmm(bias, q.flatten(0, 1), k.mT, alpha=q.shape[-1] ** -0.5)
-            y = torch.bmm(scores.softmax(-1), v)                          # [B * H, 1, D]
-            x = x + block.attn.merge(y.view_as(q))
-            x = x + block.mlp(block.ln_2(x))
-        return self.ln_f(x)[:, 0]
-
-
-def pad_rows(rows, pad, device="cpu"):
-    """Lists of ids -> ids [B, T] padded on the right, lengths [B]."""
-    lengths = torch.tensor([len(r) for r in rows])
-    ids = torch.full((len(rows), int(lengths.max())), pad)
-    for b, row in enumerate(rows):
-        ids[b, :len(row)] = torch.tensor(row)
-    return ids.to(device), lengths.to(device)
-
-
-def by_length(rows, micro):
-    """Chunks of at most `micro` row numbers, like lengths together, so that little is padded."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    return [order[i:i + micro] for i in range(0, len(order), micro)]
-
-
-def response_mask(starts, lengths, T):
-    """mask [B, T], True at each row's response tokens: starts [B] <= t < starts + lengths [B].
-
-    From lengths, never ids.
-    """
-    t = torch.arange(T, device=starts.device)
-    return (t >= starts[:, None]) & (t < (starts + lengths)[:, None])
+    def decode(self, ids, positions, t, cache):
+        """One token a row, the t-th after its prompt: ids, positions [B] -> hidden [B, C]."""
+        with autocast(ids.device):
+            x = (self.wte(ids) + self.wpe(positions))[:, None]             # [B, 1, C]
+            for layer, block in enumerate(self.h):
+                q, k, v = block.attn.split(block.ln_1(x))                  # [B, H, 1, D]
+                x = x + block.attn.c_proj(cache.attend(layer, q, k, v, t))
+                x = x + block.mlp(block.ln_2(x))
+            return self.ln_f(x)[:, 0]
 
 
 # ---------------------------------------------------------------- generation
@@ -266,12 +367,114 @@ def filter_logits(logits, top_k=0, top_p=1.0):
     return logits
 
 
-def draw(logits, uniform):
-    """Inverse-CDF draws: logits [B, V], uniform [B] in [0, 1), one a token -> ids [B]."""
-    cdf = logits.softmax(-1).cumsum(-1)                                 # [B, V]
-    picked = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0]
-    last = (logits > -math.inf).int().cumsum(-1).argmax(-1)
-    return torch.minimum(picked, last)                                  # rounding at the very end
+def draw(logps, uniform):
+    """Inverse-CDF draws: log-probs [B, V], uniform [B] in [0, 1), one a token -> ids [B]."""
+    cdf = logps.exp().cumsum(-1)                                        # [B, V]
+    picked = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)
+    last = torch.searchsorted(cdf, cdf[:, -1:].contiguous())            # rounding at the very end
+    return torch.minimum(picked, last)[:, 0]
+
+
+class Cache:
+    """Keys and values of P prompts, each read once, and of the m rows that go on from each.
+
+    For each layer a pair (k, v): prompt [P, H, S, D], of whose slots lengths [P] are filled, and
+    own [P, H, m, new, D], the rows' own tokens, equally many in all. No own: each prompt has one
+    row, whose tokens go to the prompt's slots from `first` on; what is between, nobody sees.
+    """
+
+    def __init__(self, prompt, own, lengths, first, ours):
+        self.prompt, self.own, self.lengths = prompt, own, lengths
+        self.first, self.ours = first, ours
+        if prompt:
+            P, H, S, _ = prompt[0][0].shape
+            slots = torch.arange(S, device=lengths.device)
+            unseen = (slots >= lengths[:, None]) & (slots < first)                    # [P, S]
+            bias = torch.zeros_like(unseen, dtype=prompt[0][0].dtype)
+            self.bias = bias.masked_fill_(unseen, -math.inf).repeat_interleave(H, 0)[:, None]
+
+    def attend(self, layer, q, k, v, t):
+        """Attention of one new token a row: q, k, v [P m, H, 1, D] -> [P m, 1, C], heads merged.
+
+        k and v are written to slot t first. t is a number, or for attention.py a tensor [1].
+        """
+        P, H, D = len(self.lengths), q.shape[1], q.shape[3]
+        m, (far_k, far_v) = len(q) // P, self.prompt[layer]
+        if not self.own:                                                      # one row a prompt
+            end = self.first + t + 1
+            far_k[:, :, end - 1], far_v[:, :, end - 1] = k[:, :, 0], v[:, :, 0]
+            far_k, far_v = far_k[:, :, :end].flatten(0, 1), far_v[:, :, :end].flatten(0, 1)
+            scores = torch.baddbmm(self.bias[..., :end], q.flatten(0, 1), far_k.mT, alpha=D ** -0.5)
+            return torch.bmm(scores.softmax(-1), far_v).view(P, 1, H * D)
+        q, k, v = (x.view(P, m, H, D).transpose(1, 2) for x in (q, k, v))     # [P, H, m, D]
+        near_k, near_v = self.own[layer]
+        if self.ours:
+            near_k.index_copy_(3, t, k[..., None, :]), near_v.index_copy_(3, t, v[..., None, :])
+            y = self.ours.decode(q, (far_k, far_v), (near_k, near_v), self.lengths, t)
+        else:
+            near_k[..., t, :], near_v[..., t, :] = k, v
+            far_k, far_v = far_k.flatten(0, 1), far_v.flatten(0, 1)           # [P H, S, D]
+            near_k, near_v = (x[..., :t + 1, :].flatten(0, 2) for x in (near_k, near_v))
+            q = (q * D ** -0.5).reshape(P * H, m, D)
+            far = torch.baddbmm(self.bias, q, far_k.mT)                       # [P H, m, S]
+            near = torch.bmm(q.reshape(-1, 1, D), near_k.mT).view(P * H, m, t + 1)
+            far, near = torch.cat([far, near], -1).softmax(-1).split([far.shape[-1], t + 1], -1)
+            y = torch.bmm(near.flatten(0, 1)[:, None], near_v).view(P * H, m, D)
+            y = (y + torch.bmm(far, far_v)).view(P, H, m, D)
+        return y.transpose(1, 2).reshape(P * m, 1, H * D)
+
+    def select(self, prompts, places):
+        """The Cache of some prompts, and of them the rows at places [len(prompts), m]."""
+        def of(kv):
+            chosen = kv[prompts]                                              # [P, H, m, new, D]
+            index = places[:, None, :, None, None].expand(-1, kv.shape[1], -1, *kv.shape[3:])
+            return chosen.gather(2, index)
+        return Cache([(k[prompts], v[prompts]) for k, v in self.prompt],
+                     [(of(k), of(v)) for k, v in self.own], self.lengths[prompts], self.first,
+                     self.ours)
+
+
+def prefill(model, prompts, n, new, pad):
+    """Reads the prompts, of like lengths together: hidden state of each one's last token, Cache."""
+    c, device, ours = model.config, model.device, fused(model)
+    longest, P, D, apart = max(map(len, prompts)), len(prompts), c.n_embd // c.n_head, n > 1 or ours
+    like = dict(dtype=AUTOCAST.get(device.type, torch.get_default_dtype()), device=device)
+
+    def pairs(*shape):  # a tensor each: one of all layers is new memory each time, slow to touch
+        return [(torch.empty(shape, **like), torch.empty(shape, **like)) for _ in range(c.n_layer)]
+
+    prompt = pairs(P, c.n_head, longest if apart else longest + new, D)
+    own = pairs(P, c.n_head, n, new, D) if apart else []
+    hidden, lengths = [], torch.tensor([len(p) for p in prompts], device=device)
+    many = max(1, (65536 if ours else 512) // longest)                       # rows at a time
+    for i in range(0, P, many):
+        ids, some = pad_rows(prompts[i:i + many], pad, device)
+        kept, last = [], (torch.arange(len(some), device=device), some - 1)
+        hidden.append(model(ids, some, at=last, keep=kept))
+        for slots, kv in zip(prompt, kept):
+            for part, x in zip(slots, kv):
+                part[i:i + many, :, :ids.shape[1]] = x
+                part[i:i + many, :, ids.shape[1]:longest] = 0                # times 0 it must be 0
+    return torch.cat(hidden), Cache(prompt, own, lengths, longest, ours)
+
+
+def replayed(f, *inputs):
+    """f as a CUDA graph: captured with these inputs, whose values each call replaces."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        f(*inputs), f(*inputs)           # compiles what there is to compile
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = f(*inputs)
+
+    def replay(*values):
+        for x, value in zip(inputs, values, strict=True):
+            x.copy_(value)
+        graph.replay()
+        return out
+    return replay
 
 
 @torch.no_grad()
@@ -286,55 +489,61 @@ def generate(model, prompts, new, uniform=None, n=1, temperature=1.0, top_k=0, t
     Returns tokens [B * n, new] (padded), lengths [B * n] and logps [B * n, new]: the log-probs of
     exactly the distribution that was sampled, temperature and filters included.
     """
-    longest, c = max(map(len, prompts)), model.config
-    if longest + new > c.n_ctx:
-        raise ValueError(f"prompt of {longest} tokens + {new} new ones > context of {c.n_ctx}")
+    longest, n_ctx = max(map(len, prompts)), model.config.n_ctx
+    if longest + new > n_ctx:
+        raise ValueError(f"prompt of {longest} tokens + {new} new ones > context of {n_ctx}")
     device, B = model.device, len(prompts) * n
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    keys = torch.empty(c.n_layer, B, c.n_head, longest + new, c.n_embd // c.n_head, device=device)
-    values, hidden = torch.empty_like(keys), torch.empty(B, c.n_embd, device=device)
-    for cache in (keys, values):
-        cache[:, :, :, :longest] = 0                                    # 0 times it must be 0
-    for some in (order[i:i + 32] for i in range(0, len(order), 32)):    # prefill, similar lengths
-        ids, lengths = pad_rows([prompts[i] for i in some], pad, device)
-        kept = []
-        out = model(ids, keep=kept)
-        rows = torch.tensor([i * n + j for i in some for j in range(n)], device=device)
-        last = out[torch.arange(len(some), device=device), lengths - 1]
-        hidden[rows] = last.repeat_interleave(n, 0)
-        for layer, (k, v) in enumerate(kept):
-            for cache, x in ((keys, k), (values, v)):
-                x = x.repeat_interleave(n, 0) if n > 1 else x
-                cache[layer, rows, :, :ids.shape[1]] = x
-    lengths = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)  # [B]
-    # New tokens go to slots longest, longest + 1, ...; what is between a prompt and there, unseen.
-    bias = torch.zeros(B, c.n_head, 1, longest + new, device=device)
-    outside = torch.arange(longest, device=device) >= lengths[:, None]              # [B, longest]
-    bias[..., :longest].masked_fill_(outside[:, None, None], -math.inf)
-    tokens = torch.full((B, new), pad, device=device)
-    logps, done_at = torch.zeros(B, new, device=device), torch.full((B,), new, device=device)
-    live = torch.arange(B, device=device)
+    hidden, cache = prefill(model, [prompts[i] for i in order], n, new, pad)
+    hidden, at = (x.repeat_interleave(n, 0) for x in (hidden, cache.lengths))        # [P m, ...]
+    # The row of the result that a computed one fills; those that have ended fill row B, cut off.
+    rows = (torch.tensor(order)[:, None] * n + torch.arange(n)).flatten().to(device)
+    tokens = torch.full((B + 1, new), pad, device=device)
+    logps = torch.zeros(B + 1, new, device=device)
+    done_at = torch.full((B + 1,), new, device=device)
     stops = torch.tensor(stops, dtype=torch.long, device=device)
-    uniform = uniform.to(device) if uniform is not None else None
+    uniform = F.pad(uniform.to(device), (0, 0, 0, 1)) if uniform is not None else None
+    step, graphs = None, cache.ours and device.type == "cuda"
     for t in range(new):
-        logits = filter_logits(model.logits(hidden) / temperature, top_k, top_p)  # [live, V]
-        picked = logits.argmax(-1) if uniform is None else draw(logits, uniform[live, t])
-        tokens[live, t] = picked
-        logps[live, t] = -F.cross_entropy(logits, picked, reduction="none")
+        logits = model.logits(hidden)                                                # [P m, V]
+        logits = logits if temperature == 1 else logits / temperature
+        logp = filter_logits(logits, top_k, top_p).log_softmax(-1)
+        picked = logp.argmax(-1) if uniform is None else draw(logp, uniform[rows, t])
+        tokens[rows, t], logps[rows, t] = picked, logp.gather(1, picked[:, None])[:, 0]
         if on_token:
-            for row, token in zip(live.tolist(), picked.tolist(), strict=True):
-                on_token(row, token)
-        ended = torch.isin(picked, stops)
-        if ended.any():
-            done_at[live[ended]] = t + 1
-            keep = (~ended).nonzero()[:, 0]
-            live, picked, lengths, bias = live[keep], picked[keep], lengths[keep], bias[keep]
-            keys, values = keys[:, keep], values[:, keep]
-        if not len(live) or t == new - 1:
+            for row, token in sorted(zip(rows.tolist(), picked.tolist(), strict=True)):
+                if row < B:
+                    on_token(row, token)
+        if len(stops):
+            ended = torch.isin(picked, stops) & (rows < B)
+            done_at[rows[ended]] = t + 1
+            rows = rows.masked_fill(ended, B)
+            left = without_ended(rows < B, cache, 0.5 if graphs else 0.75)
+            if left:
+                cache, index, step = *left, None
+                rows, picked, at = rows[index], picked[index], at[index]
+        if t == new - 1 or not len(rows):
             break
-        hidden = model.decode(picked, lengths + t, (keys, values), longest + t,
-                              bias[..., :longest + t + 1].flatten(0, 1))
-    return tokens, done_at, logps
+        slot = torch.tensor([t], device=device) if cache.ours else t
+        if step is None:
+            step = functools.partial(model.decode, cache=cache)
+            step = replayed(step, picked.clone(), at + t, slot) if graphs else step
+        hidden = step(picked, at + t, slot)
+    return tokens[:B], done_at[:B], logps[:B]
+
+
+def without_ended(living, cache, full):
+    """(Cache, numbers of the rows kept) once at most `full` of the rows would be left, else None.
+
+    living [P m]: prompts leave with their last row; each keeps as many as the one with most.
+    """
+    living = living.view(len(cache.lengths), -1)                                      # [P, m]
+    count = living.sum(1)
+    most, prompts = int(count.max()), count.nonzero()[:, 0]
+    if len(prompts) * most > full * living.numel():
+        return None
+    places = (~living[prompts]).int().argsort(dim=1, stable=True)[:, :most]
+    return cache.select(prompts, places), (prompts[:, None] * living.shape[1] + places).flatten()
 
 
 @torch.no_grad()

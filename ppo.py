@@ -26,7 +26,7 @@ from common import (Run, UserError, adamw, entry, keyed, load_source, mine, star
                     update)
 from data import world
 from data.tokenizer import loads
-from model import by_length, generate, pack, pad_rows, response_mask, unpack
+from model import AUTOCAST, by_length, generate, pack, pad_rows, response_mask, unpack
 from pretrain import show
 
 
@@ -134,15 +134,18 @@ def at_response(x, starts, R):
 
 def policy_logprobs(model, rows, starts, lengths, R, temperature=1.0):
     """log pi of each response token [B, R] of rows (lists prompt + response)."""
-    ids, _ = pad_rows(rows, 0, model.device)
+    ids, sizes = pad_rows(rows, 0, model.device)
     mask = response_mask(starts, lengths, ids.shape[1])
-    return at_response(model.logprobs(model(ids), ids, mask, temperature), starts, R)
+    return at_response(model.logprobs(ids, mask, temperature, sizes), starts, R)
 
 
 def critic_values(critic, rows, starts, R):
     """V [B, R]: that of response token j is read one position before it, where it is chosen."""
-    ids, _ = pad_rows(rows, 0, critic.device)
-    return at_response(critic.score(critic(ids)), starts - 1, R)
+    ids, sizes = pad_rows(rows, 0, critic.device)
+    before = response_mask(starts - 1, sizes - starts, ids.shape[1])
+    values = torch.zeros(ids.shape, device=ids.device)
+    read = critic.score(critic(ids, sizes, at=before))
+    return at_response(values.masked_scatter(before, read), starts - 1, R)
 
 
 @torch.no_grad()
@@ -151,7 +154,7 @@ def pm_scores(pm, tok, rows, micro=32):
     out = torch.empty(len(rows), device=pm.device)
     for some in by_length(rows, micro):
         ids, lengths = pad_rows([rows[i] + [tok.eoc] for i in some], tok.pad, pm.device)
-        out[some] = pm.score(pm(ids)[torch.arange(len(some), device=pm.device), lengths - 1])
+        out[some] = pm.score(pm(ids, lengths, at=(torch.arange(len(some)), lengths - 1)))
     return out
 
 
@@ -165,20 +168,22 @@ def rollout(cfg, tok, policy, reference, critic, pm, dialogues, prompts, uniform
     lengths, starts, finished) and lists (dialogues, texts, rows of ids).
     """
     policy.eval()
-    tokens, lengths, logp = generate(policy, prompts, cfg.new, uniform, stops=tok.stops,
-                                     temperature=cfg.temperature, pad=tok.pad)       # 1. sample
+    tokens, lengths, old = generate(policy, prompts, cfg.new, uniform, stops=tok.stops,
+                                    temperature=cfg.temperature, pad=tok.pad)        # 1. sample
     answers = [t[:n] for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
     rows = [p + a for p, a in zip(prompts, answers, strict=True)]
     starts = torch.tensor([len(p) for p in prompts], device=policy.device)
     finished = torch.tensor([row[-1] == tok.eot for row in rows], device=policy.device)
     raw = pm_scores(pm, tok, rows)                                                   # 2. score
     score = (raw - norm[0]) / norm[1] - cfg.unfinished * (~finished).float()
-    ref, values = torch.zeros_like(logp), torch.zeros_like(logp)
+    logp, ref, values = old.clone(), torch.zeros_like(old), torch.zeros_like(old)
     for some in by_length(rows, cfg.micro):                                          # 3. compare
         part = [rows[i] for i in some]
-        ref[some] = policy_logprobs(reference, part, starts[some], lengths[some], cfg.new,
-                                    cfg.temperature)
-        values[some] = critic_values(critic, part, starts[some], cfg.new)
+        told = part, starts[some], lengths[some], cfg.new, cfg.temperature
+        ref[some] = policy_logprobs(reference, *told)
+        if policy.device.type in AUTOCAST:   # the sampler's bf16 rounds otherwise than the scorer's
+            logp[some] = policy_logprobs(policy, *told)
+        values[some] = critic_values(critic, *told[:2], cfg.new)
     mask = response_mask(torch.zeros_like(lengths), lengths, cfg.new)
     return dict(dialogues=dialogues, texts=[tok.decode(a).strip() for a in answers], rows=rows,
                 starts=starts, lengths=lengths, mask=mask, logp=logp, ref=ref, finished=finished,
@@ -224,29 +229,24 @@ def summary(batch, device):
     *_harmless over the prompts of that kind; unfinished, refused_helpful shares of answers.
     """
     golds, helpful = gold_of(batch)
-    n, mask, h = len(golds), batch["mask"], torch.tensor(helpful, dtype=torch.bool)
-    g, pm, returns = torch.tensor(golds), batch["raw"].cpu(), batch["returns"]
     refused = torch.tensor([world.refuses(world.request_of(t), a)
                             for t, a in zip(batch["dialogues"], batch["texts"], strict=True)])
+    h, gold, pm = torch.tensor(helpful, dtype=torch.bool), torch.tensor(golds), batch["raw"]
+    mask, returns, every = batch["mask"], batch["returns"], torch.ones_like(h)
     k1, _, k3 = (torch.where(mask, k, 0.0) for k in kl_estimates(batch["logp"], batch["ref"]))
     left = torch.where(mask, returns - batch["values"], 0.0)
-    sums = dict(
-        n=n, tokens=mask.sum(), score=batch["score"].sum(), pm=pm.sum(), kl=k1.sum(),
-        kl_k3=k3.sum(), entropy=-torch.where(mask, batch["logp"], 0.0).sum(),
-        unfinished=(~batch["finished"]).sum(), helpful=h.sum(), refused=(refused & h).sum(),
-        gold_helpful=g[h].sum(), gold_harmless=g[~h].sum(), pm_helpful=pm[h].sum(),
-        pm_harmless=pm[~h].sum(), error=(left ** 2).sum(), first=returns.sum(),
-        second=(returns ** 2).sum())
-    s = dict(zip(sums, total(*sums.values(), device=device), strict=True))
-    plain, harmful = max(s["helpful"], 1), max(s["n"] - s["helpful"], 1)
-    variance = s["second"] / s["tokens"] - (s["first"] / s["tokens"]) ** 2
-    return dict(score=s["score"] / s["n"], pm=s["pm"] / s["n"], kl=s["kl"] / s["n"],
-                kl_k3=s["kl_k3"] / s["n"], entropy=s["entropy"] / s["tokens"],
-                length=s["tokens"] / s["n"], unfinished=s["unfinished"] / s["n"],
-                refused_helpful=s["refused"] / plain, pm_helpful=s["pm_helpful"] / plain,
-                pm_harmless=s["pm_harmless"] / harmful, gold_helpful=s["gold_helpful"] / plain,
-                gold_harmless=s["gold_harmless"] / harmful,
-                explained=1 - s["error"] / s["tokens"] / max(variance, 1e-8))
+    over = dict(score=(batch["score"], every), pm=(pm, every), kl=(k1.sum(1), every),
+                kl_k3=(k3.sum(1), every), length=(mask.sum(1), every),
+                unfinished=(~batch["finished"], every), refused_helpful=(refused, h),
+                pm_helpful=(pm, h), pm_harmless=(pm, ~h), gold_helpful=(gold, h),
+                gold_harmless=(gold, ~h))                                # what, over which answers
+    *sums, tokens, nats, error, first, second = total(
+        *(x for what, of in over.values() for x in (what.cpu()[of].sum(), of.sum())), mask.sum(),
+        -torch.where(mask, batch["logp"], 0.0).sum(), (left ** 2).sum(), returns.sum(),
+        (returns ** 2).sum(), device=device)
+    means = {k: x / max(n, 1) for k, x, n in zip(over, sums[::2], sums[1::2])}
+    variance = second / tokens - (first / tokens) ** 2
+    return dict(means, entropy=nats / tokens, explained=1 - error / tokens / max(variance, 1e-8))
 
 
 def samples(run, step, batch, count=3):
@@ -297,7 +297,7 @@ def load_models(cfg, device, resume=None):
 def need_separate(policy, reference):
     """The reference must be another object with storage of its own, or the KL is 0 for ever."""
     owned = {p.data_ptr() for p in policy.parameters()}
-    if policy is reference or any(p.data_ptr() in owned for p in reference.parameters()):
+    if any(p.data_ptr() in owned for p in reference.parameters()):
         raise ValueError("policy and reference share weights: the reference must be a copy")
 
 

@@ -171,10 +171,9 @@ def score_rows(model, tok, rows):
 
     What lies beyond a row's own number of answers has no meaning.
     """
-    laid_out = shared_prompt_rows(*zip(*rows, strict=True), tok.pad)
-    ids, positions, mask, ends = (x.to(model.device) for x in laid_out)
-    hidden = model(ids, positions, mask)
-    return model.score(hidden.gather(1, ends[..., None].expand(-1, -1, hidden.shape[-1])))
+    *laid_out, ends = shared_prompt_rows(*zip(*rows, strict=True), tok.pad, model.device)
+    every = torch.arange(len(rows), device=model.device)[:, None]
+    return model.score(model(*laid_out, at=(every, ends)))
 
 
 def counts_of(rows):

@@ -54,7 +54,7 @@ def lm_loss(model, ids, lengths):
     which lengths [B] are real.
     """
     mask = response_mask(torch.ones_like(lengths), lengths - 1, ids.shape[1])
-    return -model.logprobs(model(ids), ids, mask).sum()
+    return -model.logprobs(ids, mask, lengths=lengths).sum()
 
 
 # ---------------------------------------------------------------- data

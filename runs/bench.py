@@ -149,7 +149,7 @@ def our_lm_train(size, w):
     gpt, ids = our_gpt(size), w["tokens"]
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 0] = False
-    return stepper(gpt, lambda: -gpt.logprobs(gpt(ids), ids, mask).sum() / mask.sum())
+    return stepper(gpt, lambda: -gpt.logprobs(ids, mask).sum() / mask.sum())
 
 
 def their_lm_train(size, w):
@@ -190,9 +190,9 @@ def preference_loss(chosen, rejected):
 def our_scores(gpt, prompts, answers):
     """[B, K] of the answers' scores, one row a prompt."""
     _, model = ours()
-    ids, positions, mask, ends = model.shared_prompt_rows(prompts, answers, PAD)
-    hidden = gpt(ids, positions, mask)
-    return gpt.score(hidden.gather(1, ends[..., None].expand(-1, -1, hidden.shape[-1])))
+    import torch
+    *rows, ends = model.shared_prompt_rows(prompts, answers, PAD)
+    return gpt.score(gpt(*rows, at=(torch.arange(len(ends))[:, None], ends)))
 
 
 def our_reward(size, w):

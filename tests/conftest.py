@@ -4,8 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
 import torch
+
+if not torch.cuda.is_available():  # attention.py's kernels, emulated; must be set before any triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
 from tiny import Nursery, Pipeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -126,8 +126,8 @@ class Bigram:
     def __init__(self, V, seed=0):
         self.table = logits(V, V, ("bigram", seed), torch.float32)
 
-    def __call__(self, ids):
-        return self.table[ids]
+    def __call__(self, ids, lengths=None, at=...):
+        return self.table[ids][at]
 
     def logits(self, hidden):
         return hidden
@@ -146,7 +146,7 @@ def test_teacher_and_student_predict_the_same_tokens(prompt, micro):
     taught = teach(model, prompt, TEXTS, 4, micro, rank=1)
     assert [t[0].shape for t in taught] == [(5, 4), (1, 4), (2, 4), (7, 4)]
     for rows in ([0], [1, 3], [3, 2, 1, 0]):
-        ids, predicts, logps, tops = student_batch(STUB, TEXTS, taught, rows, "cpu")
+        ids, _, predicts, logps, tops = student_batch(STUB, TEXTS, taught, rows, "cpu")
         assert int(predicts.sum()) == len(logps) == sum(len(TEXTS[r]) for r in rows)
         assert distill_loss(model.logits(model(ids)[predicts]), logps, tops).abs().max() < 1e-6
         off = predicts.roll(1, 1)
@@ -155,7 +155,7 @@ def test_teacher_and_student_predict_the_same_tokens(prompt, micro):
 
 def test_the_student_reads_its_text_after_an_opening():
     taught = teach(Bigram(13), [EOD], TEXTS, 4, 2, rank=1)
-    ids, predicts, logps, tops = student_batch(STUB, TEXTS, taught, [1, 0], "cpu")
+    ids, _, predicts, logps, tops = student_batch(STUB, TEXTS, taught, [1, 0], "cpu")
     assert ids.tolist() == [[EOD, 6, PAD, PAD, PAD, PAD], [EOD, 1, 2, 3, 4, 5]]
     assert predicts.int().tolist() == [[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]  # the last, nothing
     assert torch.equal(tops, torch.cat([taught[1][1], taught[0][1]]).long()) and len(logps) == 6

@@ -19,7 +19,17 @@ import torch
 
 from common import uniforms
 from data.tokenizer import Tokenizer
-from model import GPT, GPTConfig, draw, filter_logits, generate, pad_rows, respond, response_mask
+from model import (
+    GPT,
+    Cache,
+    GPTConfig,
+    draw,
+    filter_logits,
+    generate,
+    pad_rows,
+    respond,
+    response_mask,
+)
 
 V = 67
 SAMPLING = [dict(), dict(temperature=0.5), dict(temperature=1.3, top_k=5), dict(top_p=0.7),
@@ -138,7 +148,7 @@ def test_returned_logprobs_are_those_of_the_scorer(model, temperature):
     starts = torch.tensor([len(p) for p in RAGGED])
     mask = response_mask(starts, lengths, ids.shape[1])
     with torch.no_grad():
-        again = model.logprobs(model(ids), ids, mask, temperature)[mask]
+        again = model.logprobs(ids, mask, temperature)[mask]
     torch.testing.assert_close(logps[torch.arange(13) < lengths[:, None]], again,
                                atol=1e-5, rtol=0)
 
@@ -146,14 +156,17 @@ def test_returned_logprobs_are_those_of_the_scorer(model, temperature):
 def test_decode_equals_the_full_forward(model):
     """Incremental hidden states of a row, token by token from nothing, equal one full pass."""
     ids, c = torch.tensor([prompt(23), prompt(23, seed=1)]), model.config
-    cache = [torch.full((c.n_layer, 2, c.n_head, 23, 7), math.nan) for _ in "kv"]  # unwritten
     with torch.no_grad():
         full = model(ids)
-        for t in range(23):
-            at = torch.tensor([t, t])
-            bias = torch.zeros(2 * c.n_head, 1, t + 1)
-            hidden = model.decode(ids[:, t], at, cache, t, bias)
-            torch.testing.assert_close(hidden, full[:, t], atol=1e-5, rtol=0)
+        for m in (1, 2):           # two prompts of no token with a row each; one with two rows
+            def empty(*shape):
+                return [[torch.full(shape, math.nan) for _ in "kv"] for _ in range(c.n_layer)]
+            prompts, own = (empty(2, c.n_head, 23, 7), []) if m == 1 else (
+                empty(1, c.n_head, 0, 7), empty(1, c.n_head, 2, 23, 7))
+            cache = Cache(prompts, own, torch.zeros(2 // m), 0, None)
+            for t in range(23):
+                hidden = model.decode(ids[:, t], torch.tensor([t, t]), t, cache)
+                torch.testing.assert_close(hidden, full[:, t], atol=1e-5, rtol=0)
 
 
 # ---------------------------------------------------------------- what is computed
@@ -174,7 +187,19 @@ def test_ended_rows_leave_the_batch(model, monkeypatch):
     calls = recorded(model, monkeypatch, "decode")
     _, lengths, _ = generate(model, RAGGED, 20, U[:5], stops=tuple(range(0, V, 3)))
     assert lengths.max() < 20                                      # all ended early
-    assert calls == [int((lengths > t).sum()) for t in range(1, lengths.max())]
+    living = [int((lengths > t).sum()) for t in range(1, lengths.max())]
+    assert len(calls) == len(living) and calls[-1] == 1
+    assert all(n <= computed < n / 0.75 for n, computed in zip(living, calls))
+
+
+def test_ended_samples_of_a_prompt_leave_the_batch(model, monkeypatch):
+    """A prompt leaves with its last sample; the others close up to as many as any prompt has."""
+    calls, n, stops = recorded(model, monkeypatch, "decode"), 16, tuple(range(0, V, 4))
+    _, lengths, _ = generate(model, RAGGED, 20, U[:5 * n], n=n, stops=stops)
+    for t, computed in enumerate(calls, 1):
+        living = (lengths.view(5, n) > t).sum(1)
+        assert living.sum() <= computed < (living > 0).sum() * living.max() / 0.75
+    assert calls[0] > 60 and calls[-1] < 10
 
 
 def test_n_samples_read_their_prompt_once(model, monkeypatch):
@@ -213,17 +238,15 @@ class Next:
 
     def __init__(self, follow, prompts):
         self.config = GPTConfig(vocab=len(follow), n_ctx=30, n_layer=0, n_head=1, n_embd=2)
-        self.follow, self.prompts, self.device = torch.tensor(follow), prompts, "cpu"
+        self.follow, self.prompts, self.device = torch.tensor(follow), prompts, torch.device("cpu")
 
-    def __call__(self, ids, keep):
-        return torch.stack([ids, torch.arange(ids.shape[1]).expand(ids.shape)], -1).float()
+    def __call__(self, ids, lengths, at, keep):
+        return torch.stack([ids, torch.arange(ids.shape[1]).expand(ids.shape)], -1).float()[at]
 
-    def decode(self, ids, positions, cache, slot, bias):
-        """bias must show exactly the row's prompt and the new tokens so far."""
-        visible = (bias == 0).flatten(1)
-        assert visible.shape[1] == slot + 1 and torch.equal(visible.sum(1), positions + 1)
-        first = positions + 1 - (slot + 1 - max(map(len, self.prompts)))     # prompt tokens
-        assert all(visible[b, :first[b]].all() for b in range(len(ids)))
+    def decode(self, ids, positions, t, cache):
+        """The position is that of the row's prompt and its own tokens so far."""
+        own = positions.view(len(cache.lengths), -1) - cache.lengths[:, None]
+        assert (own == t).all() and sorted(cache.lengths.tolist()) == cache.lengths.tolist()
         return torch.stack([ids, positions], -1).float()
 
     def logits(self, hidden):

@@ -18,10 +18,13 @@ from data.tokenizer import Tokenizer
 from model import (
     GPT,
     SIZES,
+    Gelu,
     GPTConfig,
     attention,
     attention_reference,
     by_length,
+    gelu,
+    layout_of,
     pack,
     pad_rows,
     response_mask,
@@ -44,11 +47,13 @@ def noisy(config=CONFIG, seed=0, scale=0.3):
     return model
 
 
-def identity(rows):
-    """A model of vocabulary `rows` whose logits are its hidden states."""
+def identity(rows, hidden=None):
+    """A model of vocabulary `rows` whose logits are its hidden states, given ones if told so."""
     model = GPT(GPTConfig(vocab=rows, n_ctx=8, n_layer=1, n_head=1, n_embd=rows))
     with torch.no_grad():
         model.wte.weight[:rows] = torch.eye(rows)
+    if hidden is not None:
+        model.forward = lambda ids, lengths=None, at=...: hidden[at]
     return model
 
 
@@ -102,8 +107,9 @@ def test_reference_by_hand():
     q, k = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4)
     v = torch.tensor([1.0, 2, 6]).view(1, 1, 3, 1)
     assert attention_reference(q, k, v).flatten().tolist() == [1, 1.5, 3]
-    mask = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]]).bool()[None, None]
-    assert attention_reference(q, k, v, mask).flatten().tolist() == [1, 2, 3.5]
+    until = torch.tensor([[3, 2, 3]])     # the second token is seen by itself alone
+    assert attention_reference(q, k, v, until).flatten().tolist() == [1, 1.5, 3.5]
+    assert attention_reference(q, k, v, torch.tensor([[1, 2, 3]])).flatten().tolist() == [1, 2, 6]
     # q . k / sqrt(4) = ln 3: weights 3/4 and 1/4
     q[..., 1, 0], k[..., 0, 0] = 2, math.log(3)
     out = attention_reference(q, k, v).flatten()
@@ -114,8 +120,9 @@ def test_reference_by_hand():
 def test_attention_equals_reference(T):
     q, k, v = randn(3, 2, 3, T, 5)
     torch.testing.assert_close(attention(q, k, v), attention_reference(q, k, v))
-    mask = randint(2, 2, 1, T, T).bool().tril() | torch.eye(T).bool()
-    torch.testing.assert_close(attention(q, k, v, mask), attention_reference(q, k, v, mask))
+    until = torch.arange(1, T + 1) + randint(T, 2, T) % torch.arange(T, 0, -1)   # j < until <= T
+    torch.testing.assert_close(attention(q, k, v, layout_of(until)),
+                               attention_reference(q, k, v, until))
 
 
 def test_the_past_alone_matters():
@@ -130,7 +137,10 @@ def test_the_past_alone_matters():
 # ---------------------------------------------------------------- several responses in a row
 
 def test_shared_rows_by_hand():
-    ids, positions, mask, ends = shared_prompt_rows([[5, 6], [5]], [[[7], [8, 9]], [[7], [8]]], 0)
+    ids, lengths, positions, until, ends = shared_prompt_rows(
+        [[5, 6], [5]], [[[7], [8, 9]], [[7], [8]]], 0)
+    mask = layout_of(until)
+    assert lengths.tolist() == [5, 3] and until.tolist() == [[5, 5, 3, 5, 5], [3, 2, 3, 4, 5]]
     assert ids.tolist() == [[5, 6, 7, 8, 9], [5, 7, 8, 0, 0]]
     assert positions[0].tolist() == [0, 1, 2, 2, 3]
     assert positions[1, :3].tolist() == [0, 1, 1]
@@ -163,9 +173,8 @@ def scores_apart(model, prompts, responses):
 
 
 def scores_shared(model, prompts, responses, pad=0):
-    ids, positions, mask, ends = shared_prompt_rows(prompts, responses, pad)
-    hidden = model(ids, positions, mask)
-    return model.score(hidden[torch.arange(len(ids))[:, None], ends])
+    *rows, ends = shared_prompt_rows(prompts, responses, pad)
+    return model.score(model(*rows, at=(torch.arange(len(ends))[:, None], ends)))
 
 
 def test_shared_rows_equal_separate_rows():
@@ -175,8 +184,8 @@ def test_shared_rows_equal_separate_rows():
         assert apart.std() > 0.1
         torch.testing.assert_close(shared, apart, atol=1e-5, rtol=0)
         # and not only the last token: every hidden state of every response
-        ids, positions, mask, ends = shared_prompt_rows(prompts, responses, 0)
-        hidden = model(ids, positions, mask)
+        *rows, ends = shared_prompt_rows(prompts, responses, 0)
+        hidden = model(*rows)
         for b, (p, rs) in enumerate(zip(prompts, responses, strict=True)):
             for end, r in zip(ends[b].tolist(), rs, strict=True):
                 alone = model(torch.tensor([p + r]))[0, len(p):]
@@ -233,28 +242,52 @@ def test_pads_change_no_bit(poison):
         assert torch.equal(model(clean)[real], model(ids)[real])
         mask = real.clone()
         mask[:, 0] = False
-        assert torch.equal(model.logprobs(model(clean), clean, mask),
-                           model.logprobs(model(ids), ids, mask))
+        assert torch.equal(model.logprobs(clean, mask),
+                           model.logprobs(ids, mask))
         shared = [scores_shared(model, prompts, responses, pad) for pad in (42, poison)]
         assert torch.equal(*shared)
 
 
-def test_nan_where_not_asked_changes_no_bit():
-    model, ids = noisy(), randint(71, 2, 7)
-    mask = torch.tensor([[0, 0, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 0, 0]]).bool()
-    read = torch.zeros_like(mask)
-    read[:, :-1] = mask[:, 1:]                       # the hidden states that predict them
-    clean = model(ids).detach()
-    poisoned = clean.masked_fill(~read[..., None], math.nan)
-    results = []
-    for hidden, tokens in ((clean, ids), (poisoned, ids.masked_fill(~mask, 70))):
-        hidden.requires_grad_()
-        logps = model.logprobs(hidden, tokens, mask)
-        logps.sum().backward()
-        results.append((logps.detach(), hidden.grad))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
-    assert (results[0][1][read].abs().sum(-1) > 0).all() and not results[0][1][~read].any()
+ASKED = torch.tensor([[0, 0, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 0, 0]]).bool()
+
+
+@pytest.mark.parametrize("at", [ASKED, (torch.tensor([1, 0]), torch.tensor([6, 2])),
+                                (torch.arange(2)[:, None], torch.tensor([[0, 0, 3], [5, 6, 1]]))])
+def test_what_is_asked_for_equals_its_part_of_the_whole(float64, at):
+    """Hidden states and every gradient; a position asked twice counts twice."""
+    model, ids, found = noisy(), randint(71, 2, 7), []
+    for hidden in (model(ids)[at], model(ids, at=at)):
+        model.zero_grad()
+        (hidden * randn(*hidden.shape)).sum().backward()
+        found.append([hidden.detach(), *(p.grad.clone() for n, p in model.named_parameters()
+                                         if not n.startswith("score"))])
+    for whole, part in zip(*found, strict=True):
+        torch.testing.assert_close(part, whole, atol=1e-12, rtol=1e-9)
+    assert found[0][0].abs().max() > 0.1
+
+
+def test_the_last_block_ends_only_where_asked(monkeypatch):
+    """Its projection and MLP see the asked positions, the other blocks all of them."""
+    model, seen = noisy(), []
+    for block in model.h:
+        block.mlp.register_forward_hook(lambda _, x, y: seen.append(x[0].shape[:-1].numel()))
+    model.logprobs(randint(71, 2, 7), ASKED)
+    assert seen == [14, 14, 6]
+
+
+@pytest.mark.parametrize("what", ["float32", "float64"])
+def test_gelu_is_torch_s(what):
+    """Value to rounding, slope to rounding; both ends of the scale."""
+    x = torch.cat([torch.linspace(-9, 9, 1001), torch.tensor([-300.0, 300, 0])]).to(
+        getattr(torch, what)).requires_grad_()
+    want = torch.nn.functional.gelu(x, approximate="tanh")
+    slope, = torch.autograd.grad(want.sum(), x)
+    got, = torch.autograd.grad(gelu(x).sum(), x)
+    close = dict(atol=1e-12, rtol=1e-12) if what == "float64" else dict(atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(gelu(x), want, **close)
+    torch.testing.assert_close(got, slope, **close)
+    with torch.no_grad():
+        assert torch.equal(gelu(x), Gelu.apply(x))
 
 
 def test_pad_rows():
@@ -279,7 +312,7 @@ def test_logprobs_by_hand():
     """Prompt [0, 1], response [2, 0]: token t is predicted by the logits at t - 1."""
     hidden = torch.tensor([[[0.0, 0, 0], [1, 2, 3], [2, 0, 0], [9, 9, 9]]])   # logits, too
     ids, mask = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[False, False, True, True]])
-    logps = identity(3).logprobs(hidden, ids, mask)
+    logps = identity(3, hidden).logprobs(ids, mask)
     wanted = torch.tensor([[0, 0, -0.4076, -0.2395]])
     torch.testing.assert_close(logps, wanted, atol=1e-4, rtol=0)
     assert abs(-logps.sum().item() / 2 - 0.3236) < 1e-4                        # the SFT loss
@@ -289,7 +322,7 @@ def test_logprobs_refuses_the_first_token():
     model, ids = identity(3), torch.zeros(2, 3, dtype=torch.long)
     mask = torch.tensor([[False, True, True], [True, False, False]])
     with pytest.raises(ValueError, match="first token"):
-        model.logprobs(model(ids), ids, mask)
+        model.logprobs(ids, mask)
 
 
 def test_logprobs_temperature():
@@ -297,15 +330,16 @@ def test_logprobs_temperature():
     hidden = torch.tensor([[[math.log(3), 0], [0, 0]]])
     ids, mask = torch.tensor([[1, 0]]), torch.tensor([[False, True]])
     for temperature, wanted in ((0.5, -0.1054), (1.0, -0.2877)):
-        logp = identity(2).logprobs(hidden, ids, mask, temperature)[0, 1].item()
+        logp = identity(2, hidden).logprobs(ids, mask, temperature)[0, 1].item()
         assert abs(logp - wanted) < 1e-4
 
 
 def test_logprobs_are_taken_in_float32():
     """p = 0.9985 in bf16 is 1; the log-softmax of logits [6.5, 0] is -ln(1 + e^-6.5)."""
-    model, hidden = identity(2).bfloat16(), torch.tensor([[[6.5, 0], [0, 0]]]).bfloat16()
+    hidden = torch.tensor([[[6.5, 0], [0, 0]]]).bfloat16()
+    model = identity(2, hidden).bfloat16()
     ids, mask = torch.tensor([[1, 0]]), torch.tensor([[False, True]])
-    logp = model.logprobs(hidden, ids, mask)[0, 1]
+    logp = model.logprobs(ids, mask)[0, 1]
     assert logp.dtype == torch.float32 and abs(logp.item() + 0.0015023) < 1e-6
 
 
@@ -322,7 +356,8 @@ def test_rounding_ids_do_not_exist():
     hidden = hidden[:1, 4:].expand(71, 2, 21)
     tokens = torch.stack([torch.zeros(71).long(), torch.arange(71)], 1)
     mask = torch.tensor([[False, True]]).expand(71, 2)
-    assert abs(model.logprobs(hidden, tokens, mask).exp()[:, 1].sum().item() - 1) < 1e-5
+    model.forward = lambda ids, lengths=None, at=...: hidden[at]
+    assert abs(model.logprobs(tokens, mask).exp()[:, 1].sum().item() - 1) < 1e-5
 
 
 def test_lm_loss_counts_the_predicted_tokens():
@@ -344,7 +379,7 @@ def test_gradients_equal_finite_differences(float64, what):
     def value():
         if what == "lm_loss":
             return lm_loss(model, ids, torch.tensor([7, 4, 2]))
-        return (model.logprobs(model(ids), ids, mask, temperature=0.7) * randn(3, 7)).sum()
+        return (model.logprobs(ids, mask, temperature=0.7) * randn(3, 7)).sum()
 
     value().backward()
     for seed in range(3):

@@ -298,8 +298,8 @@ class Table:
     def __init__(self, table):
         self.table = torch.tensor(table, requires_grad=True)
 
-    def __call__(self, ids):
-        return self.table[:ids.shape[1]].expand(len(ids), *self.table[:ids.shape[1]].shape)
+    def __call__(self, ids, lengths=None, at=...):
+        return self.table[:ids.shape[1]].expand(len(ids), *self.table[:ids.shape[1]].shape)[at]
 
     def logits(self, hidden):
         return hidden
@@ -473,8 +473,8 @@ class Constant(torch.nn.Module):
         super().__init__()
         self.value = score
 
-    def forward(self, ids):
-        return torch.full((*ids.shape, 1), self.value)
+    def forward(self, ids, lengths=None, at=...):
+        return torch.full((*ids.shape, 1), self.value)[at]
 
     def score(self, hidden):
         return hidden.squeeze(-1)
@@ -533,9 +533,9 @@ class WhereRead(Table):
     def __init__(self):
         pass
 
-    def __call__(self, ids):
+    def __call__(self, ids, lengths, at):
         self.ids = ids
-        return torch.arange(ids.shape[1]).expand(ids.shape)[..., None].float()
+        return torch.arange(ids.shape[1]).expand(ids.shape)[at][..., None].float()
 
     def score(self, hidden):
         read = hidden.squeeze(-1).long()
@@ -578,10 +578,10 @@ class Bigram(torch.nn.Module):
         start = keyed("bigram", seed).standard_normal((5, 5)) if seed else np.zeros((5, 5))
         self.table = torch.nn.Parameter(torch.tensor(start, dtype=torch.float32))
 
-    def forward(self, ids, keep=None):
-        return ids[..., None].float()
+    def forward(self, ids, lengths=None, at=..., keep=None):
+        return ids[at][..., None].float()
 
-    def decode(self, ids, positions, cache, slot, bias):
+    def decode(self, ids, positions, t, cache):
         return ids[..., None].float()
 
     def logits(self, hidden):
@@ -598,8 +598,8 @@ class Values(torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Parameter(torch.zeros(5))
 
-    def forward(self, ids):
-        return self.table[ids][..., None]
+    def forward(self, ids, lengths=None, at=...):
+        return self.table[ids][at][..., None]
 
     def score(self, hidden):
         return hidden.squeeze(-1)
@@ -621,9 +621,9 @@ class Scores(torch.nn.Module):
         scores = keyed("scores", new).uniform(-1, 1, 7).tolist()
         self.of = {tuple(a): s for a, s in zip(answers_of(new), scores, strict=False)}
 
-    def forward(self, ids):
+    def forward(self, ids, lengths, at):
         self.ids = ids
-        return torch.arange(ids.shape[1]).expand(ids.shape)[..., None]
+        return torch.arange(ids.shape[1]).expand(ids.shape)[at][..., None]
 
     def score(self, ends):
         return torch.tensor([self.of[tuple(row[1:end].tolist())]
