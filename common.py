@@ -192,6 +192,16 @@ def update(model, optimizer, lr, max_norm=1.0):
     return norm
 
 
+def prepare(model, cfg):
+    """The model with --checkpoint and --compile as told. Raises UserError if it can't be compiled.
+    """
+    try:
+        model.use(cfg.checkpoint, cfg.compile)
+    except Exception as error:  # no compiler, no Python headers, a torch without it: many types
+        raise UserError(f"--compile: {str(error).strip().splitlines()[0][:120]}") from None
+    return model
+
+
 def schedule(step, steps, lr, warmup=0, floor=0.0, shape="linear"):
     """Learning rate at `step` of `steps`: linear warm-up, then `shape` (to floor * lr).
 

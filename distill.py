@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source, mine,
-                    save_checkpoint, schedule, start, total, update)
+                    prepare, save_checkpoint, schedule, start, total, update)
 from data import world
 from data.tokenizer import loads
 from model import pack, pad_rows, response_mask, unpack
@@ -44,6 +44,8 @@ class Config:
     lr: float = 5e-4                   # learning rate, linear to 0
     seed: int = 0                      # of texts and order
     every: int = 60                    # steps between evaluations, samples and checkpoints
+    checkpoint: bool = False           # compute blocks again in the backward pass: less memory
+    compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -141,7 +143,8 @@ def load_models(cfg, device, resume=None):
     if guide["tokenizer"] != source["tokenizer"]:
         raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: "
                         "distil between models of one tokenizer")
-    return tok, unpack(guide, device).eval(), unpack(resume or source, device), guide
+    model = prepare(unpack(resume or source, device), cfg)
+    return tok, unpack(guide, device).eval(), model, guide
 
 
 def text_length(cfg, teacher, prompt):

@@ -276,6 +276,19 @@ class GPT(nn.Module):
                     p.copy_(torch.randn(p.shape, generator=generator) * std)
         return self
 
+    def use(self, checkpoint=False, compile=False):
+        """For training: blocks computed again in the backward pass; blocks through torch.compile,
+        at once, so that what that lacks is told here.
+        """
+        self.checkpoint = checkpoint
+        if compile:
+            if ours := fused(self):
+                ours.attention = torch.compiler.disable(ours.attention)
+            for block in self.h:
+                block.compile(dynamic=True)
+            self(torch.zeros(2, 3, dtype=torch.long, device=self.device)).sum().backward()
+            self.zero_grad(set_to_none=True)
+
     @property
     def device(self):
         return self.wte.weight.device

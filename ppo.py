@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from common import (Run, UserError, adamw, entry, keyed, load_source, mine, start, total, uniforms,
-                    update)
+from common import (Run, UserError, adamw, entry, keyed, load_source, mine, prepare, start, total,
+                    uniforms, update)
 from data import world
 from data.tokenizer import loads
 from model import AUTOCAST, by_length, generate, pack, pad_rows, response_mask, unpack
@@ -43,7 +43,7 @@ class Config:
     temperature: float = 1.0           # of sampling, and of both sides of the ratio
     epochs: int = 2                    # passes over an iteration's samples (K of HH B.1)
     minibatch: int = 64                # samples in an optimizer step
-    micro: int = 8                     # samples in one forward pass, like lengths together
+    micro: int = 32                    # samples in one forward pass, like lengths together
     lr: float = 1e-4                   # policy's learning rate, after warm-up constant
     critic_lr: float = 3e-4            # critic's learning rate
     warmup: int = 5                    # iterations of linear warm-up
@@ -56,6 +56,8 @@ class Config:
     seed: int = 0                      # of prompts, answers and order
     every: int = 10                    # iterations between samples and checkpoints
     trace: bool = False                # print one rollout as a table, then stop
+    checkpoint: bool = False           # compute blocks again in the backward pass: less memory
+    compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -291,6 +293,7 @@ def load_models(cfg, device, resume=None):
     for frozen in (reference, pm):
         frozen.requires_grad_(False)
     critic = unpack(dict(judge, model=resume["critic"]) if resume else judge, device)
+    policy, critic = prepare(policy, cfg), prepare(critic, cfg)
     return loads(source["tokenizer"]), policy, reference, critic, pm
 
 

@@ -27,8 +27,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
-                    start, total, update)
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
+                    schedule, start, total, update)
 from data import world
 from data.lines import answers_of, read_rows, text_of
 from data.tokenizer import fit, loads, parse_prompt
@@ -50,12 +50,14 @@ class Config:
     foreign: float = 0.25              # PM pretraining: share of worse sides for another prompt
     edits: float = 0.25                # PM pretraining: share of worse sides with a false fact
     batch: int = 32                    # comparisons in a step
-    micro: int = 8                     # comparisons in one forward pass, like lengths together
+    micro: int = 16                    # comparisons in one forward pass, like lengths together
     epochs: int = 1                    # passes over the data (HH A.2: 1)
     lr: float = 1e-3                   # peak learning rate, linear to 0
     warmup: int = 20                   # steps of linear warm-up
     seed: int = 0                      # of the world's own comparisons and of the order
     every: int = 100                   # steps between evaluations and checkpoints
+    checkpoint: bool = False           # compute blocks again in the backward pass: less memory
+    compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -303,6 +305,7 @@ def train(cfg):
         return print(f"preference: {run.dir} is finished, skipped") if rank == 0 else None
     source = load_source(cfg.init)
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
+    model = prepare(model, cfg)
     model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
     rows, weights, softs, dropped = training_rows(cfg, tok, model.config.n_ctx)
     tests = tests_of(cfg, run, tok, model.config.n_ctx)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, schedule,
-                    start, total, uniforms, update)
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
+                    schedule, start, total, uniforms, update)
 from data import world
 from data.text import read_texts, strings, text_documents
 from data.tokenizer import load, loads, train_bpe
@@ -38,12 +38,14 @@ class Config:
     documents: int = 52000             # documents to train on at most
     steps: int = 800                   # optimizer steps
     batch: int = 64                    # documents in a step, about 80 tokens each
-    micro: int = 8                     # documents in one forward pass, like lengths together
+    micro: int = 12                    # documents in one forward pass, like lengths together
     lr: float = 4e-3                   # peak learning rate, cosine to a tenth
     warmup: int = 40                   # steps of linear warm-up
     decay: float = 0.1                 # AdamW weight decay of matrices
     seed: int = 0                      # of text, order and initial weights
     every: int = 100                   # steps between evaluations, samples and checkpoints
+    checkpoint: bool = False           # compute blocks again in the backward pass: less memory
+    compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -174,7 +176,7 @@ def train(cfg):
     texts, shown = texts_of(cfg), ENGLISH if cfg.text else SHOW
     tok, model = beginning(cfg, run, texts)
     documents, heldout, told = corpus(cfg, tok, texts)
-    model.to(device)
+    model = prepare(model.to(device), cfg)
     optimizer = adamw(model, cfg.lr, cfg.decay)
     if run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])
