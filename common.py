@@ -192,11 +192,10 @@ def update(model, optimizer, lr, max_norm=1.0):
     return norm
 
 
-def prepare(model, cfg):
-    """The model with --checkpoint and --compile as told. Raises UserError if it can't be compiled.
-    """
+def prepare(model, checkpoint, compile):
+    """The model with its knobs for training. Raises UserError if it can't be compiled."""
     try:
-        model.use(cfg.checkpoint, cfg.compile)
+        model.use(checkpoint, compile)
     except Exception as error:  # no compiler, no Python headers, a torch without it: many types
         raise UserError(f"--compile: {str(error).strip().splitlines()[0][:120]}") from None
     return model

@@ -143,7 +143,7 @@ def load_models(cfg, device, resume=None):
     if guide["tokenizer"] != source["tokenizer"]:
         raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: "
                         "distil between models of one tokenizer")
-    model = prepare(unpack(resume or source, device), cfg)
+    model = prepare(unpack(resume or source, device), cfg.checkpoint, cfg.compile)
     return tok, unpack(guide, device).eval(), model, guide
 
 

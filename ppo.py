@@ -293,7 +293,7 @@ def load_models(cfg, device, resume=None):
     for frozen in (reference, pm):
         frozen.requires_grad_(False)
     critic = unpack(dict(judge, model=resume["critic"]) if resume else judge, device)
-    policy, critic = prepare(policy, cfg), prepare(critic, cfg)
+    policy, critic = (prepare(m, cfg.checkpoint, cfg.compile) for m in (policy, critic))
     return loads(source["tokenizer"]), policy, reference, critic, pm
 
 

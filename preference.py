@@ -305,7 +305,7 @@ def train(cfg):
         return print(f"preference: {run.dir} is finished, skipped") if rank == 0 else None
     source = load_source(cfg.init)
     tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
-    model = prepare(model, cfg)
+    model = prepare(model, cfg.checkpoint, cfg.compile)
     model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
     rows, weights, softs, dropped = training_rows(cfg, tok, model.config.n_ctx)
     tests = tests_of(cfg, run, tok, model.config.n_ctx)

@@ -176,7 +176,7 @@ def train(cfg):
     texts, shown = texts_of(cfg), ENGLISH if cfg.text else SHOW
     tok, model = beginning(cfg, run, texts)
     documents, heldout, told = corpus(cfg, tok, texts)
-    model = prepare(model.to(device), cfg)
+    model = prepare(model.to(device), cfg.checkpoint, cfg.compile)
     optimizer = adamw(model, cfg.lr, cfg.decay)
     if run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])

@@ -63,8 +63,7 @@ DEVICE = ["cpu"]   # where main() was told to work
 
 @dataclass(frozen=True)
 class Config:
-    items: str = ("lm_train,generate,generate_ragged,generate_shared,reward,ranking,ppo,attention,"
-                  "start")             # which, separated by commas; decode too, on a GPU
+    items: str = ""                    # which, by commas; empty: all, decode on a GPU only
     size: str = "small"                # small, large or gpt2; tiny only tries the program
     repeats: int = 7                   # of each implementation, after one that does not count
     threads: int = 0                   # of torch; 0: its own choice
@@ -658,9 +657,12 @@ def main(cfg):
     os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false",
                       HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
     DEVICE[0] = str(common.start(cfg.device)[2])
-    items, known = cfg.items.split(","), ",".join([*CASES, "attention"])
-    if not set(items) <= {*CASES, "attention"} or cfg.size not in SIZES or cfg.repeats < 1:
-        raise common.UserError(f"--items {known}; --size {' or '.join(SIZES)}; --repeats from 1")
+    known = [*CASES, "attention"]
+    items = cfg.items.split(",") if cfg.items else [
+        i for i in known if i != "decode" or here().type == "cuda"]
+    if not set(items) <= set(known) or cfg.size not in SIZES or cfg.repeats < 1:
+        raise common.UserError(f"--items {','.join(known)}; --size {' or '.join(SIZES)}; "
+                               "--repeats from 1")
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     file = open(cfg.out, "w") if cfg.out else None

@@ -305,6 +305,19 @@ def test_five_steps_saved_and_five_more_equal_ten(tmp_path):
     assert torch.equal(new.w, model.w)
 
 
+def test_a_model_that_cannot_be_compiled_is_one_line():
+    class Model:
+        def use(self, checkpoint, compile):
+            self.told = checkpoint, compile
+            if compile:
+                raise RuntimeError("no compiler found\nand a page about it")
+
+    model = Model()
+    assert common.prepare(model, True, False) is model and model.told == (True, False)
+    with pytest.raises(UserError, match="^--compile: no compiler found$"):
+        common.prepare(model, False, True)
+
+
 def test_schedule():
     assert [schedule(s, 10, 1.0, warmup=4) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert [schedule(s, 10, 1.0) for s in (0, 5, 10, 11)] == [1.0, 0.5, 0.0, 0.0]

@@ -10,6 +10,7 @@ head.
 """
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from model import (
     attention_reference,
     by_length,
     gelu,
+    generate,
     layout_of,
     pack,
     pad_rows,
@@ -273,6 +275,42 @@ def test_the_last_block_ends_only_where_asked(monkeypatch):
         block.mlp.register_forward_hook(lambda _, x, y: seen.append(x[0].shape[:-1].numel()))
     model.logprobs(randint(71, 2, 7), ASKED)
     assert seen == [14, 14, 6]
+
+
+def test_checkpointing_changes_no_bit():
+    """Every block is computed twice, in training alone; gradients are the same to the last bit."""
+    ids, grads, calls = randint(71, 3, 7), [], []
+    mask = torch.arange(7).expand(3, 7) > 2
+    for checkpoint in (False, True):
+        model = noisy().train()
+        model.use(checkpoint)
+        for block in model.h:
+            block.ln_1.register_forward_hook(lambda *_: calls.append(checkpoint))  # noqa: B023
+        model.logprobs(ids, mask).sum().backward()
+        grads.append([p.grad for n, p in model.named_parameters() if not n.startswith("score")])
+        model.eval().logprobs(ids, mask)
+    assert (calls.count(False), calls.count(True)) == (6, 9)
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same():
+    """Log-probs, gradients and samples; skipped where no C++ compiler is."""
+    if not shutil.which("g++"):
+        pytest.skip("torch.compile needs a C++ compiler")
+    plain, other, ids = noisy(), noisy(), randint(71, 3, 7)
+    other.use(compile=True)
+    mask = torch.arange(7).expand(3, 7) > 2
+    found = []
+    for model in (plain, other):
+        logps = model.logprobs(ids, mask)
+        logps.sum().backward()
+        found.append([logps.detach(), *(p.grad for n, p in model.named_parameters()
+                                        if not n.startswith("score"))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    drawn = [generate(m, [[1, 2, 3], [4]], 5, torch.full((2, 5), 0.5))[0] for m in (plain, other)]
+    assert torch.equal(*drawn) and list(other.state_dict()) == list(plain.state_dict())
 
 
 @pytest.mark.parametrize("what", ["float32", "float64"])

@@ -29,6 +29,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import model
 import ppo
 from common import (
     UserError,
@@ -408,6 +409,21 @@ def test_the_ratio_is_one_before_the_first_update(temperature, monkeypatch):
 
     monkeypatch.setattr(ppo, "pad_rows", wider)
     check([2, 0, 1])
+
+
+def test_in_bf16_the_old_log_probs_are_the_scorer_s(monkeypatch):
+    """The sampler's products round otherwise; then the ratio is 1 only against the scorer."""
+    cfg, all_models, told = config(), models(), []
+    monkeypatch.setitem(model.AUTOCAST, "cpu", torch.bfloat16)
+    sampler = ppo.generate
+    monkeypatch.setattr(ppo, "generate", lambda *a, **k: told.append(sampler(*a, **k)) or told[0])
+    batch = roll(cfg, prompts(3, 7, 2, 11), all_models)
+    again = policy_logprobs(all_models[0], batch["rows"], batch["starts"], batch["lengths"], 6)
+    mask, sampled = batch["mask"], told[0][2]
+    assert batch["logp"].dtype == again.dtype == torch.float32
+    assert torch.equal(batch["logp"][mask], again[mask])
+    assert not torch.equal(batch["logp"], sampled)
+    assert (batch["logp"] - sampled)[mask].abs().max() < 0.1
 
 
 def test_the_reference_is_scored_as_the_policy_is():

@@ -33,7 +33,8 @@ PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor")  # use any stage,
 PURE = ("common", "model", "attention", "measures")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
 PACKAGES = {"torch", "numpy", "tiktoken", "tqdm"}       # at the top of a file
-OPTIONAL = {"matplotlib", "safetensors", "transformers", "trl"}  # only where they are used
+OPTIONAL = {"matplotlib", "safetensors", "transformers", "trl", "datasets",
+            "tokenizers"}                              # only where they are used
 WITHOUT = {"attention": "triton"}                       # a file that needs an optional package
 
 
