@@ -99,7 +99,7 @@ def start(device="auto"):
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms takes 2 s to import
     torch.utils.deterministic.fill_uninitialized_memory = False  # else each new tensor is written
     return (dist.get_rank(), world, device) if dist.is_initialized() else (0, 1, device)
 

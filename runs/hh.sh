@@ -40,7 +40,7 @@ for name in "$HH" $FORUM $HHH $GPT2; do [ -e "$name" ] || fail "$name: no such f
 
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 
 # Rows to comparisons; what is dropped, by reason; train and test share no first prompt. 5 seconds.
 $PY data/hh.py "$HH" --out "$OUT/data" --test 0.1

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 OUT="${OUT:-out/smoke}"
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 
 $PY data/world.py > /dev/null
 $PY pretrain.py --out "$OUT/pretrain" --size nano --documents 2000 --steps 60 --every 30
