@@ -33,11 +33,13 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own emulatio
 
 
 def blocks_of(width, dtype):
-    """(queries, keys) in a block, warps, stages; wide float32 ones would not fit in shared memory.
+    """Queries and keys in a block, warps forward and backward, stages of loads in flight.
+
+    On an H100 these fit into shared memory (227 KB) and into registers, all but a few bytes.
     """
     if dtype == torch.float32:
-        return (64, 32, 4, 1) if width > 64 else (64, 64, 4, 2)
-    return (128, 64, 8, 3) if width > 64 else (128, 64, 4, 3)
+        return (32, 32, 4, 8, 1) if width > 32 else (64, 64, 8, 8, 2)
+    return (128, 64, 8, 8, 2) if width > 64 else (128, 64, 4, 8, 3)
 
 
 # ---------------------------------------------------------------- which blocks are visible
@@ -58,7 +60,7 @@ class Plan:
 
 def plan(until, width, dtype):
     """The Plan of until [B, T] (integers, j < until[j] <= T) for heads of `width` and dtype."""
-    T, (queries, keys, _, _) = until.shape[1], blocks_of(width, dtype)
+    T, (queries, keys, *_) = until.shape[1], blocks_of(width, dtype)
     q0 = torch.arange(0, T, queries, device=until.device)[:, None]   # [M, 1] first query of a block
     k0 = torch.arange(0, T, keys, device=until.device)               # [N] first key
     q1, k1 = (q0 + queries).clamp(max=T), k0 + keys                  # and the ends; k1 may be > T
@@ -281,14 +283,15 @@ def padded(width):
     return max(16, triton.next_power_of_2(width))
 
 
-def settings(x, layout):
+def settings(x, layout, backward=False):
     """What all three kernels are told: sizes, scale, block sizes, how to multiply."""
     width = x.shape[-1]
-    _, _, warps, stages = blocks_of(width, x.dtype)
+    _, _, *warps, stages = blocks_of(width, x.dtype)
     exact = torch.get_float32_matmul_precision() == "highest"
     return dict(H=x.shape[1], T=x.shape[2], width=width, scale=math.log2(math.e) / width ** 0.5,
                 M=layout.queries, N=layout.keys, D=padded(width), UPCAST=INTERPRETED,
-                PRECISION="ieee" if exact else "tf32", num_warps=warps, num_stages=stages)
+                PRECISION="ieee" if exact else "tf32", num_warps=warps[backward],
+                num_stages=stages)
 
 
 class Attention(torch.autograd.Function):
@@ -314,7 +317,7 @@ class Attention(torch.autograd.Function):
         B, H, T, D = q.shape
         delta = torch.empty_like(lse)
         dq, dk, dv = q.new_empty(3, B, T, H, D).transpose(2, 3)
-        steps, told = dq.stride()[:3], settings(q, layout)
+        steps, told = dq.stride()[:3], settings(q, layout, backward=True)
         query_grad_kernel[triton.cdiv(T, layout.queries), B * H](
             q, k, v, out, do, lse, delta, dq, layout.until, *layout.by_query, *q.stride()[:3],
             *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *do.stride()[:3], *steps, **told)

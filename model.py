@@ -85,11 +85,12 @@ def layout_of(until):
     return ((i >= i.T) & (i < until[:, None]))[:, None]
 
 
-def attention(q, k, v, layout=None):
-    """The same, fused: by torch with a mask (None: causal), or by attention.py with its Plan."""
-    if layout is None or isinstance(layout, torch.Tensor):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=layout, is_causal=layout is None)
-    return kernels().attention(q, k, v, layout)
+def attention(q, k, v, layout):
+    """The same, fused: by torch for Rows, by attention.py for its Plan."""
+    if not isinstance(layout, Rows):
+        return kernels().attention(q, k, v, layout)
+    mask = layout.mask
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
 def autocast(device):
@@ -149,9 +150,10 @@ def shared_prompt_rows(prompts, responses, pad, device="cpu"):
 
 
 def packed(ids, lengths, positions, until):
-    """Rows without their pads, one after another as one row of N tokens, for attention.py.
+    """Rows without their pads, one after another as one row of N tokens.
 
-    Returns ids, positions, until, each [1, N], and place [B, T]: where each token went.
+    Returns ids, positions, until, each [1, N]; place [B, T], where each token went; and real [N],
+    where each came from in [B * T].
     """
     (B, T), device = ids.shape, ids.device
     lengths = torch.full((B,), T, device=device) if lengths is None else lengths
@@ -160,7 +162,47 @@ def packed(ids, lengths, positions, until):
     t = torch.arange(T, device=device)
     real = (t < lengths[:, None]).flatten().nonzero()[:, 0]              # [N]
     place = torch.where(t < lengths[:, None], first + t, 0)
-    return (*(x.flatten()[real][None] for x in (ids, positions, first + until)), place)
+    return (*(x.flatten()[real][None] for x in (ids, positions, first + until)), place, real)
+
+
+class Spread(torch.autograd.Function):
+    """x [N, F] -> [B * T, F], its rows at the numbers `real`, 0 elsewhere."""
+
+    @staticmethod
+    def forward(ctx, x, real, number):
+        ctx.save_for_backward(real)
+        return x.new_zeros(number, x.shape[1]).index_copy_(0, real, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class Gather(torch.autograd.Function):
+    """x [B * T, F] -> [N, F], its rows `real`, each of which is taken once: Spread turned round."""
+
+    @staticmethod
+    def forward(ctx, x, real):
+        ctx.save_for_backward(real)
+        ctx.number = len(x)
+        return x.index_select(0, real)
+
+    @staticmethod
+    def backward(ctx, grad):
+        real, = ctx.saved_tensors
+        return grad.new_zeros(ctx.number, grad.shape[1]).index_copy_(0, real, grad), None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What torch's attention sees: rows [B, T] with pads, and a mask (None: causal).
+
+    real [N]: the numbers of the tokens that are no pads, which the rest of the network computes;
+    None: all are.
+    """
+    shape: tuple
+    mask: torch.Tensor | None = None
+    real: torch.Tensor | None = None
 
 
 # ---------------------------------------------------------------- the network
@@ -203,16 +245,20 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd)
         self.c_proj = nn.Linear(c.n_embd, c.n_embd)
 
-    def split(self, x):
-        """x [B, T, C] -> q, k, v, each [B, H, T, D]."""
-        B, T, C = x.shape
+    def split(self, x, rows=None):
+        """x [B, T, C] -> q, k, v, each [B, H, T, D]; where Rows have pads, x is [1, N, C]."""
+        C = x.shape[2]
         bias = self.c_attn.bias
         if torch.is_grad_enabled():
             # The softmax does not see the keys' bias: its gradient is rounding, Adam would grow it.
             q, k, v = bias.split(C)
             bias = torch.cat([q, k.detach(), v])
-        qkv = F.linear(x, self.c_attn.weight, bias).view(B, T, 3, self.n_head, C // self.n_head)
-        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        qkv = F.linear(x, self.c_attn.weight, bias)
+        B, T = x.shape[:2]
+        if rows is not None:
+            B, T = rows.shape
+            qkv = Spread.apply(qkv[0], rows.real, B * T)
+        return qkv.view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class MLP(nn.Module):
@@ -231,12 +277,15 @@ class Block(nn.Module):
         self.ln_1, self.attn = nn.LayerNorm(c.n_embd), Attention(c)
         self.ln_2, self.mlp = nn.LayerNorm(c.n_embd), MLP(c)
 
-    def forward(self, x, layout=None, keep=None, asked=None):
+    def forward(self, x, layout, keep=None, asked=None):
         """x [B, T, C] -> the same, or only at `asked`, indices into the B * T tokens."""
-        q, k, v = self.attn.split(self.ln_1(x))
+        padded = layout if getattr(layout, "real", None) is not None else None
+        q, k, v = self.attn.split(self.ln_1(x), padded)
         if keep is not None:
             keep.append((k, v))
         y = attention(q, k, v, layout).transpose(1, 2).flatten(2)    # [B, T, C] heads side by side
+        if padded:
+            y = Gather.apply(y.flatten(0, 1), padded.real)[None]     # [1, N, C]
         if asked is not None:
             x, y = x.flatten(0, 1)[asked], y.flatten(0, 1)[asked]    # [..., C]
         x = x + self.attn.c_proj(y)
@@ -301,21 +350,25 @@ class GPT(nn.Module):
         None is causal rows. `keep` (a list) collects each layer's k, v [B, H, T, D]. At pads,
         what is returned has no meaning.
         """
-        (B, T), ours = ids.shape, fused(self)
+        (B, T), ours, place, real = ids.shape, fused(self), None, None
         if positions is None:
             positions = torch.arange(T, device=ids.device).expand(B, T)
-        if ours:                                          # no pad is computed
-            ids, positions, until, place = packed(ids, lengths, positions, until)
+        mask = None if until is None or ours else layout_of(until)
+        if ours or lengths is not None and int(lengths.min()) < T:        # no pad is computed
+            ids, positions, until, place, real = packed(ids, lengths, positions, until)
+        if ours:
             width, dtype = self.config.n_embd // self.config.n_head, AUTOCAST.get(ids.device.type)
             layout = ours.plan(until, width, dtype or self.wte.weight.dtype)
         else:
-            layout = None if until is None else layout_of(until)
-            place = torch.arange(B * T, device=ids.device).view(B, T)
-        asked = None if at is None else place[at]         # numbers of tokens, of any shape
+            layout = Rows((B, T), mask, real)
+        if at is not None:
+            every = torch.arange(B * T, device=ids.device).view(B, T) if place is None else place
+            asked = every[at]                             # numbers of tokens, of any shape
         with autocast(ids.device):
             x = self.wte(ids) + self.wpe(positions)       # [B, T, C], or [1, N, C] packed
             for i, block in enumerate(self.h):
-                more = layout, keep, asked if i == len(self.h) - 1 else None
+                last = at is not None and i == len(self.h) - 1
+                more = layout, keep, asked if last else None
                 if self.checkpoint and self.training:
                     x = checkpoint(block, x, *more, use_reentrant=False)
                 else:
@@ -323,7 +376,7 @@ class GPT(nn.Module):
             x = self.ln_f(x)
         if ours and keep is not None:
             keep[:] = [[y[0].transpose(0, 1)[place].transpose(1, 2) for y in kv] for kv in keep]
-        return x[0][place] if ours and at is None else x
+        return x if at is not None or place is None else x[0][place]
 
     def logits(self, hidden):
         """hidden [..., C] -> logits [..., V] in float32, less the ids that round the table up."""

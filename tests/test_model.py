@@ -21,6 +21,7 @@ from model import (
     SIZES,
     Gelu,
     GPTConfig,
+    Rows,
     attention,
     attention_reference,
     by_length,
@@ -121,9 +122,9 @@ def test_reference_by_hand():
 @pytest.mark.parametrize("T", [1, 2, 7, 17])
 def test_attention_equals_reference(T):
     q, k, v = randn(3, 2, 3, T, 5)
-    torch.testing.assert_close(attention(q, k, v), attention_reference(q, k, v))
+    torch.testing.assert_close(attention(q, k, v, Rows((2, T))), attention_reference(q, k, v))
     until = torch.arange(1, T + 1) + randint(T, 2, T) % torch.arange(T, 0, -1)   # j < until <= T
-    torch.testing.assert_close(attention(q, k, v, layout_of(until)),
+    torch.testing.assert_close(attention(q, k, v, Rows((2, T), layout_of(until))),
                                attention_reference(q, k, v, until))
 
 
