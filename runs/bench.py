@@ -500,7 +500,8 @@ def attention_cases(size):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     until = model.shared_prompt_rows([[0] * P] * B, [[[0] * answer] * K] * B, 0, here())[3]
-    layout = kernels.plan(until, D, dtype) if kernels else model.Rows(until.shape, model.layout_of(until))
+    layout = (kernels.plan(until, D, dtype) if kernels
+              else model.Rows(until.shape, model.layout_of(until)))
     cases = {"causal": (B * T, 3 * 2 * B * T * T * H * D, {"torch": both(B, T, torchs)}),
              "shared": (B * shared, 3 * 4 * B * H * D * (P * P / 2 + K * answer * (
                  P + answer / 2)), {
