@@ -4,6 +4,8 @@ The loops are not here: each stage shows its own. This file imports no other fil
 """
 
 import argparse
+import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import inspect
@@ -91,6 +93,16 @@ def device_of(name="auto"):
     return torch.device(name)
 
 
+def keep_memory():
+    """Tells glibc to keep what is freed: else a step's tensors are new pages each time, which costs
+    a training step on the CPU 5 to 10%. Elsewhere nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-1, 2 ** 30)   # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 2 ** 25)   # M_MMAP_THRESHOLD, its largest value
+
+
 def start(device="auto"):
     """Join torchrun's processes (gloo on CPU, nccl on GPUs). Returns (rank, world, device)."""
     device = device_of(device)
@@ -99,6 +111,7 @@ def start(device="auto"):
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    keep_memory()
     torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms takes 2 s to import
     torch.utils.deterministic.fill_uninitialized_memory = False  # else each new tensor is written
     return (dist.get_rank(), world, device) if dist.is_initialized() else (0, 1, device)

@@ -69,6 +69,7 @@ class Config:
     threads: int = 0                   # of torch; 0: its own choice
     device: str = "auto"               # auto, cpu, cuda or mps
     out: str = ""                      # file for the JSON lines
+    show: str = ""                     # print such files as Markdown tables, by commas, and stop
 
 
 # ---------------------------------------------------------------- the work
@@ -651,9 +652,31 @@ def environment(cfg):
                 load=os.getloadavg(), when=time.strftime("%Y-%m-%d %H:%M:%S"))
 
 
+def markdown(path):
+    """The table of a file of JSON lines, with what it depends on."""
+    told, *rows = (json.loads(line) for line in Path(path).read_text().splitlines())
+    versions = ", ".join(f"{k} {told[k]}" for k in (
+        "python", "torch", "triton", "transformers", "trl") if k in told)
+    product = statistics.median(r["mm_gflops"] for r in rows)
+    lines = [f"{told['gpu'] or told['cpu']}, {told['threads']} threads; {versions}; size "
+             f"{told['size']}, {told['repeats']} repeats, {told['when'][:10]}; torch.mm reaches "
+             f"{product:,.0f} GFLOP/s.", "",
+             f"| item | | median | min to max | unit | GFLOP/s | of torch.mm | {NAME} is |",
+             "|---|---|---|---|---|---|---|---|"]
+    for r in rows:
+        speed = [f"{r[k]:,.0f}" if r[k] >= 20 else f"{r[k]:.3g}" for k in ("median", "min", "max")]
+        work = (f"{r['gflops']:,.0f}", f"{r['of_mm']:.1%}") if r["gflops"] else ("", "")
+        cells = (r["item"], r["impl"], speed[0], f"{speed[1]} to {speed[2]}", r["unit"], *work,
+                 f"{r['ratio']:.2f}x")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def main(cfg):
     import torch
     common, _ = ours()
+    if cfg.show:
+        return print("\n".join(map(markdown, cfg.show.split(","))))
     warnings.simplefilter("ignore")
     os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false",
                       HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")

@@ -155,7 +155,7 @@ def check_decode(lengths, m, t, width, dtype=torch.float32, heads=2, slots=64):
         for p, length in enumerate(lengths):
             x[p, :, length:] = torch.nan
     out = attention.decode(q, far, near, torch.tensor(lengths, device=DEVICE),
-                         torch.tensor([t], device=DEVICE), slots)
+                           torch.tensor([t], device=DEVICE), slots)
     assert out.shape == (P, heads, m, width) and out.dtype == dtype
     for p, length in enumerate(lengths):
         for row in range(m):
