@@ -309,11 +309,12 @@ def test_five_steps_saved_and_five_more_equal_ten(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_freed_memory_is_kept():
-    """Without it, four tensors of 4 MB are up to 4096 new pages each time."""
+    """Without it, four tensors of 16 MB are up to 16384 new pages each time."""
     code = ("import resource, torch, common\nif {}: common.keep_memory()\n"
             "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-            "def four(): return [torch.ones(2 ** 20) for _ in range(4)] and None\n"
-            "for _ in range(3): four()\nbefore = faults()\nfour()\nprint(faults() - before)")
+            "def four(n): kept = [torch.ones(2 ** n) for _ in range(4)]\n"
+            "for n in range(18, 23): four(n)\n"
+            "before = faults()\nfour(22)\nprint(faults() - before)")
     found = [int(subprocess.run([sys.executable, "-c", code.format(on)], text=True, check=True,
                                 capture_output=True, cwd=Path(common.__file__).parent).stdout)
              for on in (False, True)]
