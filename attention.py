@@ -253,27 +253,31 @@ def fold_slots(o, z, m, q, K, V, slots, count, stride, width, scale, D: tl.const
     s = tl.sum(k * q[None, :], 1) * scale
     s = tl.where(slots < count, s, float("-inf"))
     larger = tl.maximum(m, tl.max(s, 0))
-    p, shrink = tl.exp2(s - larger), tl.exp2(m - larger)      # slot 0 exists: larger is finite
+    p, shrink = tl.exp2(s - larger), tl.exp2(m - larger)
     return o * shrink + tl.sum(p[:, None] * v, 0), z * shrink + tl.sum(p, 0), larger
 
 
 @triton.jit
-def decode_kernel(Q, K, V, OWN_K, OWN_V, OUT, LENGTHS, TAKEN, qb, qh, qm, kb, kh, kt, wb, wh, wm,
-                  wt, H, n, width, scale, S: tl.constexpr, D: tl.constexpr):
-    """One query of a row and head: over its prompt's slots, then over its own new tokens."""
+def decode_kernel(Q, NEW_K, NEW_V, K, V, OWN_K, OWN_V, OUT, LENGTHS, SLOT, qb, qh, qm, kb, kh, kt,
+                  wb, wh, wm, wt, H, n, width, scale, S: tl.constexpr, D: tl.constexpr):
+    """One query of a row and head: over itself, its prompt's slots, and its own earlier tokens."""
     b, h, row, d = tl.program_id(0) // n, tl.program_id(1), tl.program_id(0) % n, tl.arange(0, D)
-    q = tl.load(Q + b * qb + h * qh + row * qm + d, mask=d < width, other=0.0).to(tl.float32)
+    at, real = b * qb + h * qh + row * qm + d, d < width
+    q = tl.load(Q + at, mask=real, other=0.0).to(tl.float32)
+    k, v = tl.load(NEW_K + at, mask=real, other=0.0), tl.load(NEW_V + at, mask=real, other=0.0)
     K, V = K + b.to(tl.int64) * kb + h * kh, V + b.to(tl.int64) * kb + h * kh
     own = b.to(tl.int64) * wb + h * wh + row * wm
-    o, z, m = tl.zeros([D], tl.float32), 0.0, float("-inf")
-    length, taken, slot = tl.load(LENGTHS + b), tl.load(TAKEN) + 1, tl.arange(0, S)
+    length, before, slot = tl.load(LENGTHS + b), tl.load(SLOT), tl.arange(0, S)
+    tl.store(OWN_K + own + before * wt + d, k, mask=real)     # for the tokens that come after it
+    tl.store(OWN_V + own + before * wt + d, v, mask=real)
+    m = tl.sum(k.to(tl.float32) * q, 0) * scale               # the token sees itself: weight 1
+    o, z = v.to(tl.float32), 1.0
     for first in range(0, length, S):
         o, z, m = fold_slots(o, z, m, q, K, V, first + slot, length, kt, width, scale, D)
-    for first in range(0, taken, S):
-        o, z, m = fold_slots(o, z, m, q, OWN_K + own, OWN_V + own, first + slot, taken, wt, width,
+    for first in range(0, before, S):
+        o, z, m = fold_slots(o, z, m, q, OWN_K + own, OWN_V + own, first + slot, before, wt, width,
                              scale, D)
-    tl.store(OUT + ((b * H + h) * n + row) * width + d, (o / z).to(OUT.dtype.element_ty),
-             mask=d < width)
+    tl.store(OUT + ((b * H + h) * n + row) * width + d, (o / z).to(OUT.dtype.element_ty), mask=real)
 
 
 # ---------------------------------------------------------------- as functions of tensors
@@ -332,17 +336,19 @@ def attention(q, k, v, layout):
     return Attention.apply(q, k, v, layout)
 
 
-def decode(q, prompt, own, lengths, t, slots=64):
-    """One query a row over the cache: q [P, H, m, D], of m rows for each of P prompts -> the same.
+def decode(q, k, v, prompt, own, lengths, t, slots=64):
+    """One query a row over the cache: q, k, v [P, H, m, D], of m rows for each of P prompts; [P, H,
+    m, D] comes back.
 
     prompt: (k, v), each [P, H, S, D] of which lengths [P] slots are filled; own: (k, v), each
-    [P, H, m, new, D] with the rows' own tokens in slots 0 to t [1]. lengths and t are read on the
-    device, so a captured graph can be replayed.
+    [P, H, m, new, D] with the rows' own tokens in slots 0 to t - 1; the new ones are written to
+    slot t [1]. lengths and t are read on the device, so a captured graph can be replayed.
     """
-    (k, v), (own_k, own_v), (P, H, m, D) = prompt, own, q.shape
-    assert v.stride() == k.stride() and own_v.stride() == own_k.stride()
+    (far_k, far_v), (own_k, own_v), (P, H, m, D) = prompt, own, q.shape
+    assert far_v.stride() == far_k.stride() and own_v.stride() == own_k.stride()
+    assert q.stride() == k.stride() == v.stride() and q.stride(-1) == 1
     out = q.new_empty(P, H, m, D)
     decode_kernel[P * m, H](
-        q, k, v, own_k, own_v, out, lengths, t, *q.stride()[:3], *k.stride()[:3],
+        q, k, v, far_k, far_v, own_k, own_v, out, lengths, t, *q.stride()[:3], *far_k.stride()[:3],
         *own_k.stride()[:4], H, m, D, math.log2(math.e) / D ** 0.5, S=slots, D=padded(D))
     return out

@@ -279,7 +279,7 @@ class Block(nn.Module):
 
     def forward(self, x, layout, keep=None, asked=None):
         """x [B, T, C] -> the same, or only at `asked`, indices into the B * T tokens."""
-        padded = layout if getattr(layout, "real", None) is not None else None
+        padded = layout if isinstance(layout, Rows) and layout.real is not None else None
         q, k, v = self.attn.split(self.ln_1(x), padded)
         if keep is not None:
             keep.append((k, v))
@@ -475,8 +475,7 @@ class Cache:
         q, k, v = (x.view(P, m, H, D).transpose(1, 2) for x in (q, k, v))     # [P, H, m, D]
         near_k, near_v = self.own[layer]
         if self.ours:
-            near_k.index_copy_(3, t, k[..., None, :]), near_v.index_copy_(3, t, v[..., None, :])
-            y = self.ours.decode(q, (far_k, far_v), (near_k, near_v), self.lengths, t)
+            y = self.ours.decode(q, k, v, self.prompt[layer], self.own[layer], self.lengths, t)
         else:
             near_k[..., t, :], near_v[..., t, :] = k, v
             far_k, far_v = far_k.flatten(0, 1), far_v.flatten(0, 1)           # [P H, S, D]

@@ -146,16 +146,20 @@ def check_rounding(until, *x):
 
 def check_decode(lengths, m, t, width, dtype=torch.float32, heads=2, slots=64):
     """Each row against a softmax of its own in float64; what is in no filled slot is NaN."""
-    P, S, new = len(lengths), max(lengths) + 1, t + 3
+    P, S, room = len(lengths), max(lengths) + 1, t + 3
     q = randn(P * m, heads, 1, width, dtype=dtype).view(P, m, heads, width).transpose(1, 2)
     far = [randn(P, heads, S, width, seed=i, dtype=dtype) for i in (1, 2)]
-    near = [randn(P, heads, m, new, width, seed=i, dtype=dtype) for i in (3, 4)]
+    near = [randn(P, heads, m, room, width, seed=i, dtype=dtype) for i in (3, 4)]
+    new = [randn(P * m, heads, 1, width, seed=i, dtype=dtype).view(P, m, heads, width).transpose(
+        1, 2) for i in (5, 6)]
     for x, y in zip(far, near, strict=True):
-        y[..., t + 1:, :] = torch.nan
+        y[..., t:, :] = torch.nan
         for p, length in enumerate(lengths):
             x[p, :, length:] = torch.nan
-    out = attention.decode(q, far, near, torch.tensor(lengths, device=DEVICE),
+    out = attention.decode(q, *new, far, near, torch.tensor(lengths, device=DEVICE),
                            torch.tensor([t], device=DEVICE), slots)
+    for x, y in zip(new, near, strict=True):
+        assert torch.equal(y[..., t, :], x) and y[..., t + 1:, :].isnan().all()
     assert out.shape == (P, heads, m, width) and out.dtype == dtype
     for p, length in enumerate(lengths):
         for row in range(m):
@@ -311,7 +315,7 @@ def launches(width, dtype, heads=3, T=128):
     attention.attention(*x.permute(2, 0, 3, 1, 4).unbind(0), plan).sum().backward()
     q, far, near = (torch.zeros(*shape, width, dtype=dtype)
                     for shape in ((2, heads, 3), (2, heads, 67), (2, heads, 3, 5)))
-    attention.decode(q, (far, far), (near, near), torch.tensor([67, 3]), torch.tensor([4]))
+    attention.decode(q, q, q, (far, far), (near, near), torch.tensor([67, 3]), torch.tensor([4]))
     return found
 
 

@@ -300,9 +300,13 @@ def test_without_triton(monkeypatch, capsys):
 # ---------------------------------------------------------------- compiled
 
 @pytest.mark.parametrize("width, dtype", [(64, "bfloat16"), *(
-    pytest.param(*x, marks=pytest.mark.slow) for x in ((128, "bfloat16"), (32, "float32")))])
+    pytest.param(*x, marks=pytest.mark.slow)
+    for x in ((24, "bfloat16"), (128, "bfloat16"), (32, "float32"), (64, "float32")))])
 def test_compiles_for_a_gpu(tmp_path, width, dtype):
-    """One of compute capability 9.0, which need not be here: 227 KB of shared memory a block."""
+    """One of compute capability 9.0, which need not be here: 227 KB of shared memory a block.
+
+    Hardly any number that should be in a register is in memory; bf16 has its products in hardware.
+    """
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env.update(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
                TRITON_CACHE_DIR=str(tmp_path), TRITON_DUMP_PTXAS_LOG="1")
@@ -313,6 +317,5 @@ def test_compiles_for_a_gpu(tmp_path, width, dtype):
     assert [x["name"] for x in made] == ["forward_kernel", "query_grad_kernel", "key_grad_kernel",
                                          "decode_kernel"]
     assert all(x["shared"] <= 227 * 1024 for x in made), made
-    if dtype == "bfloat16":
-        assert all(x["tensor_cores"] for x in made[:3]), made
-        assert all(x["spilled"] <= 32 for x in made), made          # bytes of registers, to memory
+    assert all(x["spilled"] <= 32 for x in made), made                     # bytes
+    assert all(bool(x["tensor_cores"]) == (dtype == "bfloat16") for x in made[:3]), made
