@@ -258,9 +258,12 @@ GENERATE = {  # what generate is told
 }
 
 
-def generated(how, new=4):
-    """Tokens, lengths and log-probs."""
-    return lambda m: generate(m, new=new, **GENERATE[how])
+def generated(how, new=4, apart=False):
+    """Tokens, lengths and log-probs; apart: each sample has a prompt of its own."""
+    told = GENERATE[how]
+    if apart:
+        told = dict(told, n=1, prompts=[p for p in told["prompts"] for _ in range(told.get("n", 1))])
+    return lambda m: generate(m, new=new, **told)
 
 
 def kept(m):
@@ -285,8 +288,9 @@ def on_kernels(monkeypatch, work):
         return [x.cpu() for x in work(noisy().to(DEVICE))]
 
 
-def check_model(monkeypatch, work, atol=1e-5):
-    ours, theirs = on_kernels(monkeypatch, work), on_torch(work)
+def check_model(monkeypatch, work, same=None, atol=1e-5):
+    """work by the kernels equals the same work, told otherwise or not, by torch; returns that."""
+    ours, theirs = on_kernels(monkeypatch, work), on_torch(same or work)
     assert theirs[0].float().std() > 0.1
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=atol, rtol=atol)

@@ -230,7 +230,8 @@ def test_kept_keys_and_values(monkeypatch):
 
 @pytest.mark.parametrize("how", GENERATE)
 def test_generate(monkeypatch, how):
-    _, lengths, _ = check_model(monkeypatch, generated(how))
+    """By the kernels n samples a prompt, by torch as many prompts."""
+    _, lengths, _ = check_model(monkeypatch, generated(how), generated(how, apart=True))
     assert len(set(lengths.tolist())) > 1 or "stopped" not in how
 
 

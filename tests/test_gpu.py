@@ -100,7 +100,7 @@ def test_kept_keys_and_values(monkeypatch):
 @pytest.mark.parametrize("how", GENERATE)
 def test_generate(monkeypatch, how):
     """Replayed CUDA graphs against torch's attention on the CPU."""
-    check_model(monkeypatch, generated(how, new=5), atol=1e-4)
+    check_model(monkeypatch, generated(how, 5), generated(how, 5, apart=True), atol=1e-4)
 
 
 def test_by_default():
