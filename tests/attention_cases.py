@@ -262,7 +262,8 @@ def generated(how, new=4, apart=False):
     """Tokens, lengths and log-probs; apart: each sample has a prompt of its own."""
     told = GENERATE[how]
     if apart:
-        told = dict(told, n=1, prompts=[p for p in told["prompts"] for _ in range(told.get("n", 1))])
+        n = told.get("n", 1)
+        told = dict(told, n=1, prompts=[p for p in told["prompts"] for _ in range(n)])
     return lambda m: generate(m, new=new, **told)
 
 
