@@ -68,6 +68,7 @@ class Config:
     repeats: int = 7                   # of each implementation, after one that does not count
     threads: int = 0                   # of torch; 0: its own choice
     device: str = "auto"               # auto, cpu, cuda or mps
+    keep_memory: bool = False          # as this project's stages do; here it helps all alike
     out: str = ""                      # file for the JSON lines
     show: str = ""                     # print such files as Markdown tables, by commas, and stop
 
@@ -680,7 +681,9 @@ def main(cfg):
     warnings.simplefilter("ignore")
     os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false",
                       HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
-    DEVICE[0] = str(common.start(cfg.device)[2])
+    DEVICE[0] = str(common.device_of(cfg.device))
+    if cfg.keep_memory:
+        common.keep_memory()
     known = [*CASES, "attention"]
     items = cfg.items.split(",") if cfg.items else [
         i for i in known if i != "decode" or here().type == "cuda"]

@@ -248,13 +248,13 @@ def with_grads(work):
 
 
 STOPS = tuple(range(0, 71, 3))
-ONE, THREE = (uniforms(range(n), 5, 0, "kernels") for n in (3, 6))
+ONE, THREE = uniforms(range(3), 5, 0, "kernels"), uniforms(range(6), 5, 13, "kernels")
 GENERATE = {  # what generate is told
     "greedy": dict(prompts=RAGGED),
     "sampled": dict(prompts=RAGGED, uniform=ONE, temperature=1.3, top_k=20),
     "stopped": dict(prompts=RAGGED, uniform=ONE, stops=STOPS),
     "greedy of 3": dict(prompts=RAGGED[1:], n=3),
-    "stopped of 3": dict(prompts=RAGGED[:2], uniform=THREE, n=3, stops=STOPS),
+    "stopped of 3": dict(prompts=RAGGED[:2], uniform=THREE, n=3, stops=STOPS),  # 1, 2, 3, 4, 4, 2
 }
 
 

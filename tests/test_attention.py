@@ -1,4 +1,19 @@
-"""attention.py's kernels, emulated on the CPU, against the ten-line definition and by brute force.
+"""attention.py's kernels, emulated on the CPU, against the definition in float64 and brute force.
+
+Mutations tried, each caught here. Of the kernels: j < i, i <= until, until ignored or row 0's, a
+scale without its root, log2(e) to 5 digits, dQ or dK without the scale or ln 2, dK and dV swapped,
+no delta or another head's, lse to base e or without the sum, no running maximum or the block's
+alone, -inf less -inf, sums not shrunk, the last block of a list left out, lists of row 0, k and v
+or out and dO by each other's strides, last strides taken for 1, columns beyond the width read or
+written. Of `plan`: a block whole that is not or the reverse, hidden ones listed, visible ones not,
+whole ones not first, blocks of another dtype. Of decoding: a slot more or less of the prompt or of
+the own tokens, another prompt or its length, another row's query or own tokens, unfilled slots
+counted or read, the new token unseen, unscaled or stored late, k for v, rows and heads not turned,
+ended rows' tokens kept. Of the model: packed rows a token late, until, place or `at` not moved,
+pads computed or out of range, what is kept not put back, recomputed blocks without the layout, a
+cache in float32, logits or scores in bf16, no autocast, wider heads than 128, kernels on a CPU by
+default, a missing triton an error or told twice. Of the blocks: those that need more shared memory
+than there is, and those that spill registers.
 """
 
 import json
