@@ -195,7 +195,7 @@ def stepper(network, *losses):
 
 def micros(rows, tokens, size):
     """Slices of `rows` rows of so many tokens, size["micro"] tokens in each."""
-    some = max(1, size["micro"] // tokens)
+    some = max(1, size.get("micro", 1024) // tokens)
     return [slice(i, min(i + some, rows)) for i in range(0, rows, some)]
 
 
@@ -220,11 +220,11 @@ def their_lm_train(size, w):
 
 def our_generate(size, w):
     common, model = ours()
-    gpt, rows = our_gpt(size).eval(), range(len(w["prompts"]) * w["n"])
+    gpt, rows = our_gpt(size).eval(), range(len(w["prompts"]) * w.get("n", 1))
 
     def step():
         uniform = common.uniforms(rows, w["new"], 0, "bench")
-        _, lengths, _ = model.generate(gpt, w["prompts"], w["new"], uniform, w["n"], pad=PAD)
+        _, lengths, _ = model.generate(gpt, w["prompts"], w["new"], uniform, w.get("n", 1), pad=PAD)
         assert (lengths == w["new"]).all()
     return step
 
@@ -325,7 +325,7 @@ def our_ppo(size, w):
     import ppo
     n, prompts = len(w["prompts"]), w["prompts"]
     cfg = ppo.Config(samples=n, minibatch=w["minibatch"], epochs=1, new=w["new"],
-                     micro=max(1, size["micro"] // (len(prompts[0]) + w["new"])))
+                     micro=max(1, size.get("micro", 1024) // (len(prompts[0]) + w["new"])))
     tok = SimpleNamespace(stops=(), pad=PAD, eot=-1, eoc=1, decode=lambda ids: "")
     policy, reference = our_gpt(size), our_gpt(size).eval().requires_grad_(False)
     critic, pm = our_gpt(size, True), our_gpt(size, True).eval().requires_grad_(False)
