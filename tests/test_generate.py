@@ -6,8 +6,9 @@ a cache, ended rows kept, their cache or bias not cut, length without the stop t
 prompt that counts, uniforms indexed by live row or by 0, samples of a prompt in the wrong order,
 prefill rows in sorted order, log-probs before temperature or before the filters, top-k one more,
 nucleus with its mass included, at its border or summed in bf16, draws with `right=False`, draws
-neither scaled to the sum nor clamped (either alone is enough), rounding ids sampled, no overflow
-error, tokens streamed by live row, `respond` that drops a chunk's uniforms or takes any stop for
+neither scaled to the sum nor clamped (either alone is enough), rounding ids sampled, a bias
+that hides the last prompt slot or the first new one, keys and values swapped in the rows' own
+cache, both scales, places of the ended kept, positions not cut with the rows, no overflow error, tokens streamed by live row, `respond` that drops a chunk's uniforms or takes any stop for
 an end of turn.
 """
 

@@ -6,7 +6,8 @@ over the rounding rows, no rounding, shift by two or none, temperature multiplie
 bf16, no mask[:, 0] error, |score|, responses that see each other, see ahead or start at position
 0, pads that are seen or see, ends one late, response mask by one, residual projections not
 scaled, norms at 0, head not at 0, reset without its seed, `unpack` that keeps, drops or invents a
-head.
+head, packed rows that start one late, either gradient of Spread and Gather misplaced, the first
+block cut in place of the last, asked positions one late, gelu's slope.
 """
 
 import math
