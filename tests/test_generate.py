@@ -8,8 +8,9 @@ prefill rows in sorted order, log-probs before temperature or before the filters
 nucleus with its mass included, at its border or summed in bf16, draws with `right=False`, draws
 neither scaled to the sum nor clamped (either alone is enough), rounding ids sampled, a bias
 that hides the last prompt slot or the first new one, keys and values swapped in the rows' own
-cache, both scales, places of the ended kept, positions not cut with the rows, no overflow error, tokens streamed by live row, `respond` that drops a chunk's uniforms or takes any stop for
-an end of turn.
+cache, both scales, places of the ended kept, positions not cut with the rows, no overflow
+error, tokens streamed by live row, `respond` that drops a chunk's uniforms or takes any stop for an
+end of turn.
 """
 
 import math
