@@ -568,7 +568,7 @@ OTHERS = {  # name -> item -> setup; apart: the same work without what this proj
 # ---------------------------------------------------------------- measuring
 
 def matrix_product():
-    """(operations, a function) of a square matrix product, and of bytes of a copy on a GPU."""
+    """Operations of a square matrix product, and a function that does it."""
     import torch
     _, model = ours()
     n, dtype = (8192, model.AUTOCAST["cuda"]) if here().type == "cuda" else (2048, torch.float32)
