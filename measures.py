@@ -7,11 +7,16 @@ delta = s(better) - s(worse); a preference model says P(better is preferred) = 1
 `weights` say how many independent comparisons a pair stands for, 1 if not given. The K(K-1)/2
 pairs of a ranking have 2 / (K(K-1)) each, so that a ranking counts as one (InstructGPT eq. 1).
 `soft` is the probability that the chosen answer is the better one, where an annotator's taste is
-known; else the choice itself, 1. All functions raise ValueError for no value, unequal lengths and
-numbers that are not finite. Errors are standard errors.
+known; else the choice itself, 1.
+
+A policy enters as a table of its samples' scores, [N prompts, n samples each].
+
+All functions raise ValueError for no value, unequal lengths and numbers that are not finite. Errors
+are standard errors.
 """
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -292,6 +297,173 @@ def calibration_summary(deltas, soft=None, bins=10, weights=None, groups=None, s
                 temperature_se=T_se)
 
 
+# ---------------------------------------------------------------- calibration of choices
+
+def choice_probabilities(choices, T=1.0):
+    """Log-probs of the choices of each question (lists of any lengths) -> softmax(logp / T), T > 0.
+    """
+    if not T > 0:
+        raise ValueError(f"a temperature is above 0: {T}")
+    out = []
+    for own in choices:
+        scaled = arrays(own)[0] / T
+        odds = np.exp(scaled - scaled.max())
+        out.append(odds / odds.sum())
+    return out
+
+
+def choice_ece(choices, right, T=1.0, bins=10):
+    """Expected calibration error of the likeliest choice: |share right - mean confidence| in equal
+    bins of [0, 1], weighed by counts (Guo et al. 2017). right: index of the true choice.
+    """
+    p = choice_probabilities(choices, T)
+    confidence = np.array([x.max() for x in p])
+    gap = np.array([float(x.argmax() == r) for x, r in zip(p, right, strict=True)]) - confidence
+    index = np.minimum((confidence * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(index, gap, bins)).sum() / len(gap))
+
+
+def choice_temperature(choices, right):
+    """The T that minimises the mean of -log softmax(logp / T) of the true choice. With a = 1 / T
+    the loss is convex; its slope, mean over questions of E_p[logp] - logp(true), is bisected. inf
+    if the true choices are no likelier than others, 0 if every one is the likeliest.
+    """
+    rows = [arrays(own)[0] for own in choices]
+
+    def slope(a):
+        p = choice_probabilities(rows, 1 / a) if a else [np.full(len(x), 1 / len(x)) for x in rows]
+        return np.mean([q @ x - x[r] for q, x, r in zip(p, rows, right, strict=True)])
+
+    if slope(0.0) >= 0:
+        return math.inf
+    if all(x.argmax() == r for x, r in zip(rows, right, strict=True)):
+        return 0.0
+    low, high = 0.0, 1.0
+    while slope(high) < 0:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return float(1 / high)
+
+
+# ---------------------------------------------------------------- reinforcement learning
+
+def samples(*tables):
+    """Tables [N prompts, n samples each] as float64 arrays of one shape, not empty."""
+    out = arrays(*tables)
+    if out[0].ndim != 2 or not out[0].size or len({t.shape for t in out}) > 1:
+        raise ValueError(f"tables [prompts, samples] of one shape: {[t.shape for t in out]}")
+    return out
+
+
+def best_of_k(scores, values=None):
+    """Value of the sample that scores highest among k of n, for each k from 1 to n (HH B.6).
+
+    scores, values: [N prompts, n samples]; values are the scores if not given. The k are drawn
+    without replacement, over all choices of them, which is unbiased for k fresh samples:
+
+        sum_i w_i v_i,    w_i = C(i - 1, k - 1) / C(n, k),    v_i of the i-th lowest score
+
+    (Nakano et al. 2021, app. I). Ties share their weights equally. Scores of 0 and 1 give pass@k.
+    Returns dict(k, value, se) each: mean and error over prompts. ValueError for tables of two
+    shapes.
+    """
+    scores, values = samples(scores, scores if values is None else values)
+    n = scores.shape[1]
+    order = np.argsort(scores, 1)
+    scores, values = (np.take_along_axis(t, order, 1) for t in (scores, values))
+    for own, v in zip(scores, values):                               # ties have their mean value
+        _, tie, counts = np.unique(own, return_inverse=True, return_counts=True)
+        v[:] = (np.bincount(tie, v) / counts)[tie]
+    rows, i, w = [], np.arange(1, n + 1), np.full(n, 1 / n)
+    for k in i.tolist():
+        value, se = mean_se(values @ w)
+        rows.append(dict(k=k, value=value, se=se))
+        w = w * np.maximum(i - k, 0) / k * ((k + 1) / max(n - k, 1))  # to k + 1: no large binomials
+    return rows
+
+
+def best_of_n_kl(n):
+    """log n - (n - 1) / n: the most that best of n can move from its base, KL(best || base), nats.
+
+    Reached where no two samples ever tie, as with ever more outcomes equally likely; an upper bound
+    otherwise (Beirami et al. 2024). HH B.6 takes log n, which is above it by (n - 1) / n.
+    ValueError for n under 1.
+    """
+    if not 1 <= n < math.inf:
+        raise ValueError(f"best of n needs n of 1 or more: {n}")
+    return math.log(n) - (n - 1) / n
+
+
+def best_of_n_kl_exact(probabilities, n, scores=None):
+    """KL(best of n || base) in nats, where the base draws one of finitely many outcomes.
+
+    probabilities [outcomes], sum 1. The best of n has score s with probability Q(s) = F(s)^n -
+    F(s-)^n, F the base's cumulative distribution; outcomes of one score have P(s) in the base, and
+    share Q(s) as they share P(s). So KL = sum_s Q(s) log(Q(s) / P(s)). scores: distinct and rising
+    if not given. ValueError for n under 1 and what is no distribution.
+    """
+    p, scores = arrays(probabilities, np.arange(len(probabilities)) if scores is None else scores)
+    best_of_n_kl(n)                                                  # refuses n
+    if (p < 0).any() or abs(p.sum() - 1) > 1e-6:
+        raise ValueError(f"probabilities are 0 or more and sum to 1, not to {p.sum()}")
+    cdf = np.cumsum(np.bincount(np.unique(scores, return_inverse=True)[1], p))
+    cdf /= cdf[-1]
+    P, Q = np.diff(cdf, prepend=0), np.diff(cdf ** n, prepend=0)
+    own = Q > 0                                                      # 0 log 0 = 0
+    return float(Q[own] @ np.log(Q[own] / P[own]))
+
+
+def slope_within(scores):
+    """Slope of the mean score against sqrt(KL) that samples of the base predict, to first order.
+
+    A small tilt of the base, pi ~ pi0 e^(t r), gains t Var(r) and costs KL = t^2 Var(r) / 2, Var
+    within a prompt under pi0; with one t for all prompts both are means over prompts, and
+
+        gain = sqrt(2 mean Var) sqrt(KL)
+
+    exactly where r is Gaussian (HH 4.3 sees the line; no other policy gains more for its KL).
+    scores: [N prompts, n samples each], n of 2 or more, else ValueError. Variances with n - 1.
+    """
+    scores, = samples(scores)
+    if scores.shape[1] < 2:
+        raise ValueError("a variance within prompts needs 2 samples of each")
+    return math.sqrt(2 * scores.var(1, ddof=1).mean())
+
+
+def win_rate(a, b):
+    """Mean of 1 where a > b, 1/2 where a == b, else 0, over paired values; and its error."""
+    return mean_se(hits(a, b))
+
+
+def distinct(texts, n):
+    """distinct-n: different n-grams of words over all of them, in (0, 1]; low is repetitive.
+
+    Words lie between blanks, n-grams within a text. Falls with the amount of text: compare equal
+    amounts. Li et al. 2016 divide by all words, which differs little. ValueError where no text has
+    n words.
+    """
+    words = [text.split() for text in texts]
+    grams = [tuple(w[i:i + n]) for w in words for i in range(len(w) - n + 1)]
+    if n < 1 or not grams:
+        raise ValueError(f"no {n}-gram of words in {len(words)} texts")
+    return len(set(grams)) / len(grams)
+
+
+def commonest(texts_sentences):
+    """Share of answers that contain the sentence which most of them contain, and that sentence.
+
+    texts_sentences: a list of sentences an answer; how often one has a sentence makes no
+    difference, and of equally common ones the first counts. Boilerplate of an over-trained policy
+    brings the share near 1 (Bai et al. 2022b, 4.3). ValueError where there is no sentence.
+    """
+    counts = Counter(s for sentences in texts_sentences for s in dict.fromkeys(sentences))
+    if not counts:
+        raise ValueError("no sentence in any answer")
+    sentence, count = counts.most_common(1)[0]
+    return count / len(texts_sentences), sentence
+
+
 # ---------------------------------------------------------------- correlations and fits
 
 def ranks(values):
@@ -315,24 +487,74 @@ def spearman(x, y):
     return pearson(ranks(x), ranks(y))
 
 
+def least_squares(X, y):
+    """The c that minimise |y - X c|^2, their errors, and R^2 about the mean of y.
+
+    X [points, coefficients]. Errors are from the residuals, by points - coefficients degrees of
+    freedom. R^2 is nan where y is constant, below 0 where its mean fits better. ValueError for no
+    more points than coefficients, or columns of X that do not vary apart from each other.
+    """
+    n, k = X.shape
+    if n <= k:
+        raise ValueError(f"a fit of {k} coefficients needs {k + 1} points or more, not {n}")
+    scale = np.linalg.norm(X, axis=0)
+    scale[scale == 0] = 1
+    if np.linalg.matrix_rank(X / scale) < k:
+        raise ValueError("what a fit depends on must vary, and not together")
+    inverse = np.linalg.pinv(X / scale) / scale[:, None]             # [coefficients, points]
+    c = inverse @ y
+    left = y - X @ c
+    errors = np.sqrt((inverse ** 2).sum(1) * (left @ left) / (n - k))
+    r2 = 1 - (left @ left) / ((y - y.mean()) ** 2).sum() if np.ptp(y) else math.nan
+    return c.tolist(), errors.tolist(), float(r2)
+
+
+def linear_fit(x, y):
+    """Least squares of y = a + b x: dict(a, b, a_se, b_se, r2), see `least_squares`.
+
+    ValueError for under 3 points, or x that does not vary.
+    """
+    x, y = arrays(x, y)
+    (a, b), (a_se, b_se), r2 = least_squares(np.stack([np.ones(len(x)), x], 1), y)
+    return dict(a=a, b=b, a_se=a_se, b_se=b_se, r2=r2)
+
+
 def log_linear_fit(parameters, data, values, at=(1.0, 1.0)):
     """Least squares of values = a + b log10(P / at[0]) + c log10(D / at[1]) (HH fig. 7, A.3).
 
     Returns dict(a, b, c, a_se, b_se, c_se, r2). With at=(1e11, 8e4) a compares with the paper's
-    0.72; b and c are then a gain per factor of ten. Errors are from the residuals, n - 3 degrees of
-    freedom. ValueError for under 4 points, or sizes that do not vary apart from each other.
+    0.72; b and c are then a gain per factor of ten. ValueError for under 4 points, or sizes that do
+    not vary apart from each other or are not positive.
     """
     P, D, y = arrays(parameters, data, values)
-    if len(y) < 4 or (P <= 0).any() or (D <= 0).any():
-        raise ValueError("a fit of 3 coefficients needs 4 points or more, and positive sizes")
+    if (P <= 0).any() or (D <= 0).any():
+        raise ValueError("sizes must be positive")
     X = np.stack([np.ones(len(y)), np.log10(P / at[0]), np.log10(D / at[1])], 1)
-    coefficients, _, rank, _ = np.linalg.lstsq(X, y, rcond=None)
-    if rank < 3:
-        raise ValueError("parameters and data must vary, and not together")
-    left = y - X @ coefficients
-    covariance = np.linalg.inv(X.T @ X) * (left @ left) / (len(y) - 3)
-    total = ((y - y.mean()) ** 2).sum()
-    fit = dict(zip("abc", coefficients.tolist(), strict=True))
-    errors = np.sqrt(np.diag(covariance)).tolist()
-    return fit | {f"{k}_se": e for k, e in zip("abc", errors, strict=True)} | dict(
-        r2=float(1 - (left @ left) / total) if np.ptp(y) else math.nan)
+    (a, b, c), (a_se, b_se, c_se), r2 = least_squares(X, y)
+    return dict(a=a, b=b, c=c, a_se=a_se, b_se=b_se, c_se=c_se, r2=r2)
+
+
+def gao_fit(d, gold, kind):
+    """Over-optimization: the gold score's gain as a function of d = sqrt(KL) (Gao et al. 2022).
+
+        "bon": d (alpha - beta d)        "rl": d (alpha - beta log d)
+
+    gold: the gold score less its value at d = 0. Both forms are linear in (alpha, beta) and 0 at
+    d = 0, so they are fitted without intercept, and points with d = 0 say nothing: left out. `peak`
+    is the d where the fit is highest, inf where beta <= 0: alpha / (2 beta), and not under 0;
+    e^(alpha / beta - 1). Returns dict(alpha, beta, alpha_se, beta_se, r2, peak), see
+    `least_squares`. ValueError for d < 0, another kind, under 3 points above 0, or d that does not
+    vary.
+    """
+    d, gold = arrays(d, gold)
+    if kind not in ("bon", "rl") or (d < 0).any():
+        raise ValueError(f"kind is 'bon' or 'rl', d = sqrt(KL) at least 0: {kind}, {d.min()}")
+    d, gold = d[d > 0], gold[d > 0]
+    bend = d if kind == "bon" else np.log(d)
+    (alpha, beta), (alpha_se, beta_se), r2 = least_squares(np.stack([d, -d * bend], 1), gold)
+    peak = math.inf
+    if beta > 0:
+        with np.errstate(over="ignore"):                             # inf is what it means
+            peak = max(alpha / (2 * beta), 0.0) if kind == "bon" else np.exp(alpha / beta - 1)
+    return dict(alpha=alpha, beta=beta, alpha_se=alpha_se, beta_se=beta_se, r2=r2,
+                peak=float(peak))

@@ -10,8 +10,22 @@ ignored; the floor at 1/2; the gap's sign; temperature inverted, its error that 
 soft labels or weights, without its two ends; natural logarithms, origins swapped, n for n - 3, R^2
 about 0, a fit of rank 2; Spearman on values, Pearson about 0; the scores' own mean removed; errors
 over sentences for those over words; nan and soft labels above 1 let through.
+
+Best of k and of n: weights with replacement, of one k later, not scaled on; the lowest score, the
+value's own order, values sorted apart from scores; ties in any order, summed, of values; errors
+over samples; log n, log2, n / (n + 1) for (n - 1) / n; the lowest of n, P^n, n + 1; ties apart,
+outcomes unsorted, not summed to 1; KL reversed, weighed by P, with 0 log 0; n, tables and
+distributions unchecked. The slope: without its 2, by n, over all samples, over prompts, the mean of
+spreads, squared, of one sample. Win rate turned round, without ties, with a binomial error. n-grams
+one too few, past the end, apart, across texts, of letters, of empty words, over all words, of none.
+Sentences counted each time, the first by alphabet or the rarest, over answers that have one, over
+sentences. Fits: as many points as coefficients, residuals by n and n - 1, columns not scaled or
+not scaled back, errors without the square or as one, R^2 about 0 or of a constant, any rank, a and
+b swapped; d = 0 kept, beta's sign, an intercept, no factor d, log10, the two forms swapped, peaks
+without their 2 or 1, below 0, overflowing, of beta < 0; d < 0 and unknown kinds let through.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -294,6 +308,137 @@ def test_summary_is_its_parts(rng):
     assert (found["temperature"], found["temperature_se"]) == m.temperature(deltas, soft, weights)
 
 
+# ---------------------------------------------------------------- reinforcement learning
+
+def test_best_of_k_by_hand():
+    """3, 1, 2: of two, 3 in two of three draws and 2 in one. 5, 5, 8: 8 in two, 5 in one."""
+    rows = m.best_of_k([[3, 1, 2], [5, 5, 8]])
+    assert [r["k"] for r in rows] == [1, 2, 3]
+    assert [r["value"] for r in rows] == pytest.approx([4, (8 / 3 + 7) / 2, 5.5])
+    assert [r["se"] for r in rows] == pytest.approx([2, (7 - 8 / 3) / 2, 2.5])
+    rows = m.best_of_k([[3, 1, 2]], [[0, 9, 6]])                     # 0 in two of three, 6 in one
+    assert [r["value"] for r in rows] == pytest.approx([5, 2, 0])
+    assert m.best_of_k([[4]]) == [dict(k=1, value=4, se=0)]
+    tied = m.best_of_k([[0, 1, 1]], [[5, 2, 8]])                     # 2 and 8 share their weights
+    assert [r["value"] for r in tied] == pytest.approx([5, 5, 5])
+
+
+def test_best_of_k_is_the_mean_over_all_draws(rng):
+    """Every subset of k of 7; among equal scores any is the best as likely as another."""
+    scores, values = rng.integers(0, 3, (5, 7)), rng.normal(size=(5, 7))
+
+    def best(s, v, some):
+        some = np.array(some)
+        return v[some][s[some] == s[some].max()].mean()
+
+    for row in m.best_of_k(scores, values):
+        want = [np.mean([best(s, v, some) for some in itertools.combinations(range(7), row["k"])])
+                for s, v in zip(scores, values)]
+        assert row["value"] == pytest.approx(np.mean(want))
+        assert row["se"] == pytest.approx(stats.sem(want))
+
+
+def test_best_of_k_of_a_thousand(rng):
+    """The highest of k of 1..n is k (n + 1) / (k + 1) on average; pass@k; scipy's weights."""
+    n = 1000
+    k = np.arange(1, n + 1)
+    scores = rng.permutation(n) + 1
+    found = [r["value"] for r in m.best_of_k([scores])]
+    assert found == pytest.approx((k * (n + 1) / (k + 1)).tolist(), rel=1e-11)
+    passed = [r["value"] for r in m.best_of_k([scores > 990])]       # 10 of 1000 pass
+    failed = [math.comb(990, j) / math.comb(n, j) for j in range(1, 1001)]
+    assert passed == pytest.approx([1 - f for f in failed], rel=1e-11)
+    values = rng.normal(size=n)
+    for j in (2, 17, 500, 999):
+        log = [special.gammaln(a + 1) - special.gammaln(b + 1) - special.gammaln(a - b + 1)
+               for a, b in ((np.arange(j - 1, n), j - 1), (n, j))]
+        want = np.exp(log[0] - log[1]) @ values[np.argsort(scores)][j - 1:]
+        assert m.best_of_k([scores], [values])[j - 1]["value"] == pytest.approx(want, rel=1e-8)
+
+
+def test_best_of_n_kl_by_hand():
+    """log 2 - 1/2; HH B.6's k = 64: 3.17 nats, not its log 64 = 4.16."""
+    assert [m.best_of_n_kl(n) for n in (1, 2, 64)] == pytest.approx([0, 0.1931472, 3.1745081])
+    # Two outcomes of 1/2: the best of 2 is the higher in 3 of 4 draws. KL(3/4 || 1/2) = 0.1308
+    assert m.best_of_n_kl_exact([.5, .5], 2) == pytest.approx(0.1308120)
+    assert m.best_of_n_kl_exact([.5, .5], 2, [7, 7]) == 0
+    assert m.best_of_n_kl_exact([.25, .5, .25], 2, [1, 0, 1]) == pytest.approx(0.1308120)
+    assert m.best_of_n_kl_exact([.25, .75], 3, [1, 0]) == pytest.approx(
+        37 / 64 * math.log(37 / 16) + 27 / 64 * math.log(27 / 48))
+    assert m.best_of_n_kl_exact([0, 1, 0], 5) == 0
+    assert m.best_of_n_kl_exact([.25, .75], 10 ** 6) == pytest.approx(math.log(4 / 3))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_best_of_n_kl_exact_by_enumeration(rng, n):
+    """All draws of n of 4 outcomes; of equal scores any draw is the best as likely as another."""
+    scores = [2, 1, 2, 0]
+    for p in rng.dirichlet(np.ones(4), 3):
+        q = np.zeros(4)
+        for draw in itertools.product(range(4), repeat=n):
+            top = [y for y in draw if scores[y] == max(scores[y] for y in draw)]
+            for y in top:
+                q[y] += p[list(draw)].prod() / len(top)
+        assert m.best_of_n_kl_exact(p, n, scores) == pytest.approx(special.rel_entr(q, p).sum())
+
+
+def test_best_of_n_kl_exact_is_under_its_bound(rng):
+    """And reaches it where outcomes are many and equally likely; ties can only lower it."""
+    for n in (1, 2, 7, 64, 1000):
+        for size in (1, 3, 50):
+            p, scores = rng.dirichlet(np.ones(size) / 2), rng.integers(0, 5, size)
+            tied = m.best_of_n_kl_exact(p, n, scores)
+            apart = m.best_of_n_kl_exact(p, n, scores + np.arange(size) / 100)
+            assert -1e-12 <= tied <= apart + 1e-12 and apart <= m.best_of_n_kl(n) + 1e-12
+        found = [m.best_of_n_kl_exact(np.full(k, 1 / k), n) for k in (10, 1000, 10 ** 6)]
+        assert found == sorted(found) and found[-1] <= m.best_of_n_kl(n) + 1e-9
+        assert found[-1] == pytest.approx(m.best_of_n_kl(n), abs=1e-3)
+
+
+def test_slope_within_by_hand():
+    """Variances 2, 0 and 8: their mean 10 / 3. What differs between prompts plays no part."""
+    assert m.slope_within([[1, 3], [50, 50], [0, 4]]) == pytest.approx(math.sqrt(20 / 3))
+
+
+def test_slope_within_is_the_slope_of_a_tilt(rng):
+    """pi ~ pi0 e^(t r), one t for all prompts: mean gain against the root of the mean KL."""
+    r = rng.normal(size=(11, 6)) * np.arange(1, 12)[:, None] + rng.normal(0, 9, (11, 1))
+    n = r.shape[1]
+
+    def gain_per_root(t):
+        pi = special.softmax(t * r, 1)
+        kl = special.rel_entr(pi, 1 / n).sum(1).mean()
+        return (pi * r).sum(1).mean() - r.mean(), math.sqrt(kl)
+
+    # these n answers are all there are: their variance is with n, not n - 1
+    want = m.slope_within(r) * math.sqrt((n - 1) / n)
+    for t, close in ((1e-3, 0.02), (1e-4, 0.002)):
+        gain, root = gain_per_root(t)
+        assert gain / root == pytest.approx(want, rel=close)
+    many = rng.normal(3, 2, (400, 50))                               # Gaussian: 2 sqrt(2)
+    assert m.slope_within(many) == pytest.approx(2 * math.sqrt(2), rel=0.02)
+
+
+def test_win_rate_by_hand():
+    """Win, tie, loss, win: 2.5 of 4; squares about .625: 2 * .140625 + .015625 + .390625."""
+    assert m.win_rate([2, 1, 0, 5], [1, 1, 1, 4]) == pytest.approx(
+        (0.625, math.sqrt(0.6875 / 3 / 4)))
+
+
+def test_distinct_by_hand():
+    """a b a b | a c: of 6 words 3 differ; of bigrams ab ba ab ac 3 of 4; of trigrams 2 of 2."""
+    texts = ["a b  a b", "a c", ""]
+    assert [m.distinct(texts, n) for n in (1, 2, 3)] == [0.5, 0.75, 1]
+    assert m.distinct(["x y", "x y", "x y"], 2) == pytest.approx(1 / 3)
+
+
+def test_commonest_by_hand():
+    """C is in 3 of 4 answers, though A is said most often; of equal ones the first counts."""
+    assert m.commonest([["A", "A", "A", "A", "C"], ["B", "C"], [], ["C", "A"]]) == (0.75, "C")
+    assert m.commonest([["Z", "A"], ["A", "Z"]]) == (1, "Z")
+    assert m.commonest([["only"], [], []]) == (pytest.approx(1 / 3), "only")
+
+
 # ---------------------------------------------------------------- correlations and fits
 
 def test_ranks_and_correlations_are_scipys():
@@ -336,6 +481,79 @@ def test_fits_that_cannot_be_made():
         m.log_linear_fit([1, 10, 100, 1000], [1, 10, 100, 1000], [0, 1, 2, 3])
     with pytest.raises(ValueError, match="positive"):
         m.log_linear_fit([0, 10, 100, 1000], [1, 20, 10, 7], [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="3 points"):
+        m.linear_fit([1, 2], [3, 4])
+    for x in ([.1] * 5, [0] * 5):
+        with pytest.raises(ValueError, match="must vary"):
+            m.linear_fit(x, [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="3 points or more, not 2"):
+        m.gao_fit([0, 0, 1, 2], [0, 0, 1, 2], "bon")
+    for kind, d in (("bon", 3), ("rl", 3), ("rl", 1)):
+        with pytest.raises(ValueError, match="must vary"):
+            m.gao_fit([d, d, d], [1, 2, 3], kind)
+    with pytest.raises(ValueError, match="'bon' or 'rl'"):
+        m.gao_fit([1, 2, 3], [1, 2, 3], "ppo")
+    with pytest.raises(ValueError, match="at least 0"):
+        m.gao_fit([-1, 2, 3, 4], [1, 2, 3, 4], "bon")
+
+
+def test_linear_fit_by_hand():
+    """x 0 1 2, y 1 2 6: slope 5 / 2, left 1/2 -1 1/2, of squares 3/2; 14 about the mean."""
+    fit = m.linear_fit([0, 1, 2], [1, 2, 6])
+    assert (fit["a"], fit["b"]) == pytest.approx((0.5, 2.5))
+    assert fit["b_se"] == pytest.approx(math.sqrt(1.5 / 2))
+    assert fit["a_se"] == pytest.approx(math.sqrt(1.5 * (1 / 3 + 1 / 2)))
+    assert fit["r2"] == pytest.approx(1 - 1.5 / 14)
+    flat = m.linear_fit([0, 1, 2], [4, 4, 4])
+    assert flat["b"] == pytest.approx(0, abs=1e-12) and math.isnan(flat["r2"])
+
+
+@pytest.mark.parametrize("size, offset", [(1, 0), (1e-9, 0), (1e15, 0), (1, 1e4)])
+def test_linear_fit_is_scipys(size, offset):
+    x = size * FEW + offset
+    fit, want = m.linear_fit(x, FEW + MANY), stats.linregress(x, FEW + MANY)
+    assert [fit["a"], fit["b"]] == pytest.approx([want.intercept, want.slope], rel=1e-6)
+    assert [fit["a_se"], fit["b_se"]] == pytest.approx([want.intercept_stderr, want.stderr],
+                                                       rel=1e-6)
+    assert fit["r2"] == pytest.approx(want.rvalue ** 2)
+
+
+FORMS = dict(bon=lambda d, alpha, beta: d * (alpha - beta * d),
+             rl=lambda d, alpha, beta: d * (alpha - beta * np.log(d)))
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_gao_fit_recovers_the_papers_forms(rng, kind):
+    """Exactly, and where it peaks; then with noise, against scipy's fit of the form."""
+    d, form = np.sqrt(np.linspace(0.1, 30, 23)), FORMS[kind]
+    fit = m.gao_fit(np.append(0, d), np.append(99, form(d, 0.7, 0.25)), kind)   # d = 0: left out
+    assert (fit["alpha"], fit["beta"], fit["r2"]) == pytest.approx((0.7, 0.25, 1))
+    assert fit["peak"] == pytest.approx(dict(bon=1.4, rl=math.exp(1.8))[kind])
+    top = optimize.minimize_scalar(lambda x: -form(x, 0.7, 0.25), bounds=(0.1, 50),
+                                   method="bounded").x
+    assert fit["peak"] == pytest.approx(top, rel=1e-4)
+    noisy = form(d, 0.7, 0.25) + rng.normal(0, 0.1, 23)
+    fit = m.gao_fit(d, noisy, kind)
+    want, covariance = optimize.curve_fit(form, d, noisy)
+    assert [fit["alpha"], fit["beta"]] == pytest.approx(want.tolist(), rel=1e-5)
+    assert [fit["alpha_se"], fit["beta_se"]] == pytest.approx(np.sqrt(np.diag(covariance)).tolist(),
+                                                              rel=1e-5)
+    left = noisy - form(d, *want)
+    assert fit["r2"] == pytest.approx(1 - (left @ left) / (23 * noisy.var()))
+
+
+def test_gao_fit_by_hand_and_its_peak_at_the_ends():
+    """bon through (1, 1), (2, 0), (3, -3): d (2 - d). rl through (1, 1), (e, 0): d (1 - log d)."""
+    fit = m.gao_fit([1, 2, 3], [1, 0, -3], "bon")
+    assert (fit["alpha"], fit["beta"], fit["peak"]) == pytest.approx((2, 1, 1))
+    e = math.e
+    fit = m.gao_fit([1, e, e * e], [1, 0, -e * e], "rl")
+    assert (fit["alpha"], fit["beta"], fit["peak"]) == pytest.approx((1, 1, 1))
+    d = np.arange(1, 8)
+    for kind, form in FORMS.items():
+        assert m.gao_fit(d, form(d, 1, -0.5), kind)["peak"] == math.inf
+    assert m.gao_fit(d, FORMS["bon"](d, -1, 0.5), "bon")["peak"] == 0
+    assert m.gao_fit(d, FORMS["rl"](d, 1, 1e-4), "rl")["peak"] == math.inf      # e^9999
 
 
 # ---------------------------------------------------------------- bad input
@@ -347,6 +565,17 @@ def test_fits_that_cannot_be_made():
     lambda: m.calibration([1, 2], weights=[1, 0]), lambda: m.temperature([1, 2], [1]),
     lambda: m.pearson([1, 2], [1]), lambda: m.ranks([math.nan]), lambda: m.auroc([1, 2, 3], [1, 0]),
     lambda: m.auroc([1, math.nan], [1, 0]), lambda: m.normalise([1], []),
+    lambda: m.best_of_k([1, 2]), lambda: m.best_of_k([]), lambda: m.best_of_k([[], []]),
+    lambda: m.best_of_k([[1, 2], [3]]), lambda: m.best_of_k([[1, 2]], [[1, 2, 3]]),
+    lambda: m.best_of_k([[1, 2]], [[1], [2]]), lambda: m.best_of_k([[1, math.nan]]),
+    lambda: m.best_of_n_kl(0), lambda: m.best_of_n_kl(math.inf), lambda: m.best_of_n_kl(math.nan),
+    lambda: m.best_of_n_kl_exact([.5, .5], 0), lambda: m.best_of_n_kl_exact([.5, .6], 2),
+    lambda: m.best_of_n_kl_exact([1.5, -.5], 2), lambda: m.best_of_n_kl_exact([.5, .5], 2, [1]),
+    lambda: m.best_of_n_kl_exact([], 2), lambda: m.slope_within([[1], [2]]),
+    lambda: m.slope_within([1, 2]), lambda: m.win_rate([], []), lambda: m.win_rate([1], [1, 2]),
+    lambda: m.distinct(["a b", "c"], 3), lambda: m.distinct([], 1), lambda: m.distinct(["a"], 0),
+    lambda: m.commonest([[], []]), lambda: m.commonest([]), lambda: m.linear_fit([1, 2], [1]),
+    lambda: m.gao_fit([1, 2, 3], [1, 2, math.nan], "bon"),
 ])
 def test_what_has_no_meaning_is_refused(call):
     with pytest.raises(ValueError):
