@@ -129,6 +129,11 @@ def total(*values, device="cuda"):
     return sums.tolist() if len(values) > 1 else sums.item()
 
 
+def highest(value, device="cuda"):
+    """The largest of all ranks' values, a float."""
+    return max(everyones([float(value)], dist.get_world_size())) if dist.is_initialized() else value
+
+
 def mine(rows, rank, world):
     """This rank's share of a step's global rows: the ranks' shares are disjoint and cover them."""
     return rows[rank::world]

@@ -630,6 +630,18 @@ def respond(model, tok, prompts, new, uniform=None, chunk=128, **sampling):
 
 # ---------------------------------------------------------------- checkpoints
 
+def averaged(a, b, weight):
+    """(1 - weight) a + weight b of two state dicts; weight 0 is a and 1 is b, bit for bit.
+
+    ValueError for other names or shapes: broadcasting would hide them.
+    """
+    if {k: x.shape for k, x in a.items()} != {k: x.shape for k, x in b.items()}:
+        raise ValueError("tensors of other names or shapes")
+    if weight in (0, 1):                                 # else -0.0 would become 0.0
+        return dict(b if weight else a)
+    return {k: (1 - weight) * x + weight * b[k] for k, x in a.items()}
+
+
 def pack(model, tok):
     """What a checkpoint says of a model: sizes, weights, tokenizer."""
     return dict(gpt=asdict(model.config), model=model.state_dict(), tokenizer=tok.dumps())

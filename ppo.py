@@ -6,9 +6,11 @@ holds the policy near the distilled model pi0 that it starts from. For response 
     r_t = -lambda_kl * ( log pi(y_t) - log pi0(y_t) )  +  [t = n] * score              (HH 4.1)
     A_t = sum_k (gamma lam)^k delta_{t+k},  delta_t = r_t + gamma V_{t+1} - V_t        (GAE)
     L   = -mean_t min( rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t ),  rho = pi / pi_old
+          - ptx * mean_t log pi(x_t) on text like the base model's                     (eq. 2)
 
 Each iteration: 1. sample, 2. score, 3. compare with the reference, 4. advantages, 5. update.
-The lines that matter: `rewards_of`, `gae`, `whiten`, `policy_loss`, `value_loss`.
+The lines that matter: `rewards_of`, `gae`, `whiten`, `policy_loss`, `value_loss`; what the KL does
+as a loss, docs/kl.md. Where the default is another than the paper's, the comment says so.
 
     python ppo.py --policy out/laptop/distill --pm out/laptop/pm --out out/laptop/ppo
     torchrun --nproc_per_node=2 ppo.py --policy out/laptop/distill --pm out/laptop/pm  # the same
@@ -18,41 +20,67 @@ The lines that matter: `rewards_of`, `gae`, `whiten`, `policy_loss`, `value_loss
 About 1.5 minutes on two cores: gold helpfulness up by 0.6 or more, harmlessness by 1.2 or more.
 """
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from common import (Run, UserError, adamw, entry, keyed, load_source, mine, prepare, start, total,
-                    uniforms, update)
-from data import world
-from data.tokenizer import loads
-from model import AUTOCAST, by_length, generate, pack, pad_rows, response_mask, unpack
-from pretrain import show
+from common import (Run, UserError, adamw, entry, highest, keyed, mine, start, total, uniforms,
+                    update)
+from control import (adapted, bad_batch, follow, is_over, keep_snapshots, load_models, own_critic,
+                     rates, save_run, served, wanted_snapshots)
+from model import by_length, pad_rows, response_mask
+from pretrain import lm_loss, mixture, show, shown_for
+from prompts import asker
+from rollout import (at_response, exact_kl, kl_estimates, normalized, over_rows, pm_scores,
+                     policy_logprobs, rollout, samples, summary, trace)
 
 
 @dataclass(frozen=True)
 class Config:
     policy: str = "out/laptop/distill"  # checkpoint to start from
     reference: str = ""                # checkpoint of pi0; empty: a frozen copy of policy
-    pm: str = "out/laptop/pm"          # checkpoint of the preference model; the critic starts there
+    pm: str = "out/laptop/pm"          # the preference model; gold: the toy utility, a control
+    test_pm: str = ""                  # a PM that was held out: scored and logged, never a reward
     out: str = "out/laptop/ppo"        # the stage's folder
     iterations: int = 30               # rounds of sampling and updating
     samples: int = 128                 # prompts in an iteration, one answer each
+    prompts: str = ""                  # collected prompts, .jsonl by commas; "": the toy world's
+    generated: str = ""                # model-generated prompts (prompts.py), .jsonl by commas
+    mix: float = 0.5                   # share of generated prompts, where there are any (HH: 0.73)
     helpful: float = 0.6               # share of helpful prompts, the rest is harmful
     new: int = 40                      # tokens of an answer at most
     temperature: float = 1.0           # of sampling, and of both sides of the ratio
-    epochs: int = 2                    # passes over an iteration's samples (K of HH B.1)
+    epochs: int = 2                    # passes over an iteration's samples (K of HH B.1: 1, 2, 4)
     minibatch: int = 64                # samples in an optimizer step
     micro: int = 32                    # samples in one forward pass, like lengths together
-    lr: float = 1e-4                   # policy's learning rate, after warm-up constant
-    critic_lr: float = 3e-4            # critic's learning rate
-    warmup: int = 5                    # iterations of linear warm-up
-    lambda_kl: float = 0.03            # KL penalty, in units of normalized score per nat
+    lr: float = 1e-4                   # policy's learning rate
+    critic_lr: float = 3e-4            # critic's learning rate, without warm-up
+    warmup: int = 5                    # iterations of linear warm-up (InstructGPT: 10)
+    decay: str = "constant"            # of both rates, after warm-up: constant, or linear to 0
+    halve: int = 0                     # answers after which both rates halve, again and again
+    kl: str = "reward"                 # where the KL stands: reward (k1), k2, k3 (losses), none
+    lambda_kl: float = 0.03            # KL penalty, in normalized score per nat (HH: 0.001)
+    kl_target: float = 0.0             # nats an answer that lambda_kl is steered to; 0: constant
+    kl_gain: float = 0.1               # of that steering, an iteration
     gamma: float = 1.0                 # discount (HH B.1: 1)
     lam: float = 0.95                  # lambda of GAE
-    clip: float = 0.2                  # epsilon of the ratio's and the value's clipping (HH B.1)
-    unfinished: float = 1.0            # subtracted from the score of an answer with no end of turn
+    clip: float = 0.2                  # epsilon of the ratio's clipping (HH B.1)
+    value_clip: float = 0.2            # epsilon of the value's clipping; 0: none
+    critic: str = "pm"                 # where it starts: pm, policy (with a new head), or fresh
     calibrate: int = 256               # first answers that give the score mean 0, spread 1; 0: raw
+    cap: float = 0.0                   # normalized scores are held within +- this; 0: free
+    unfinished: float = 1.0            # subtracted from the score of an answer with no end of turn
+    ptx: float = 0.0                   # gamma of PPO-ptx, on mean nats a token (InstructGPT: 27.8)
+    ptx_ratio: int = 1                 # texts for each answer (InstructGPT: 8)
+    ptx_length: int = 64               # tokens of such a text at most
+    ptx_text: str = ""                 # their .txt and .jsonl files, by commas; "": toy world
+    ema: float = 0.0                   # decay an iteration of averaged weights, kept at the end
+    reset: int = 0                     # iterations after which pi0 becomes the policy; 0: never
+    anchor: float = 0.0                # decay an iteration with which pi0 follows the policy; 0: no
+    snapshots: str = ""                # sqrt(KL) values by commas: weights are kept at each
+    patience: int = 0                  # iterations without a better mean test_pm until it stops
     seed: int = 0                      # of prompts, answers and order
     every: int = 10                    # iterations between samples and checkpoints
     trace: bool = False                # print one rollout as a table, then stop
@@ -63,15 +91,6 @@ class Config:
 
 # ---------------------------------------------------------------- the pure mathematics
 # All are [B, R]: B answers, R response tokens, mask True at real tokens; the rest is never read.
-
-def kl_estimates(logp, ref):
-    """Per-token estimates of KL(pi || pi0) from tokens drawn from pi, with d = log pi - log pi0:
-
-    k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d. All three are [B, R], in nats.
-    """
-    d = logp - ref
-    return d, d * d / 2, torch.expm1(-d) + d
-
 
 def rewards_of(logp, ref, mask, scores, lambda_kl):
     """Token rewards: -lambda_kl * k1 at each response token, the score [B] at the last (HH 4.1)."""
@@ -92,15 +111,20 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def whiten(x, mask, summed=total):
-    """Mean 0, population variance 1 over valid tokens of all ranks; `summed` adds over ranks."""
-    device = x.device
+def moments(x, mask, summed=total):
+    """Mean and population spread (at least 1e-8) over valid tokens of all ranks; `summed` adds up
+    over ranks.
+    """
     x, mask = torch.where(mask, x, 0.0).cpu().double(), mask.cpu()   # float64, which mps lacks
     count, first = summed(mask.sum(), x.sum())
     mean = first / max(count, 1)
     square = summed(torch.where(mask, (x - mean) ** 2, 0.0).sum())
-    spread = max((square / max(count, 1)) ** 0.5, 1e-8)
-    return torch.where(mask, (x - mean) / spread, 0.0).float().to(device)
+    return mean, max((square / max(count, 1)) ** 0.5, 1e-8)
+
+
+def whiten(x, mask, mean, spread):
+    """Mean 0, variance 1 over valid tokens, given their moments."""
+    return torch.where(mask, (x - mean) / spread, 0.0).float()
 
 
 def policy_loss(logp, old, advantages, mask, clip):
@@ -112,34 +136,27 @@ def policy_loss(logp, old, advantages, mask, clip):
     return loss, ((clipped < plain) & mask).sum()
 
 
+def kl_loss(kind, logp, ref, mask):
+    """Sum over tokens of k2 or k3 as a loss, 0 for other kinds. Only k2's gradient is that of the
+    KL to pi0, token by token; k3's is that of KL(pi0 || pi) (docs/kl.md).
+    """
+    if kind not in ("k2", "k3"):
+        return 0.0
+    logp, ref = (torch.where(mask, x, 0.0) for x in (logp, ref))
+    return kl_estimates(logp, ref)[1 if kind == "k2" else 2].sum()       # 0 where both are 0
+
+
 def value_loss(values, old, returns, mask, clip):
-    """Sum over tokens of squared error / 2, the worse of the value and its clipped self."""
+    """Sum over tokens of squared error / 2, the worse of the value and its clipped self (clip 0:
+    the value's own).
+    """
     values, old, returns = (torch.where(mask, x, 0.0) for x in (values, old, returns))
-    near = old + (values - old).clamp(-clip, clip)
+    near = old + (values - old).clamp(-clip, clip) if clip else values
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2).sum()
 
 
+
 # ---------------------------------------------------------------- data
-
-def prompts_of(cfg, tok, rows, stage="rl"):
-    """Dialogues that end with a request, and their ids, each a function of (seed, row)."""
-    turns = [world.prompt(f"{stage}/{cfg.seed}", r, world.TRAIN, p_harm=1 - cfg.helpful)
-             for r in rows]
-    return turns, [tok.render(t, answer=True) for t in turns]
-
-
-def at_response(x, starts, R):
-    """x [B, T] -> [B, R]: position starts + j at column j; what is past a row's end, masks hide."""
-    index = starts[:, None] + torch.arange(R, device=x.device)
-    return x.gather(1, index.clamp(max=x.shape[1] - 1))
-
-
-def policy_logprobs(model, rows, starts, lengths, R, temperature=1.0):
-    """log pi of each response token [B, R] of rows (lists prompt + response)."""
-    ids, sizes = pad_rows(rows, 0, model.device)
-    mask = response_mask(starts, lengths, ids.shape[1])
-    return at_response(model.logprobs(ids, mask, temperature, sizes), starts, R)
-
 
 def critic_values(critic, rows, starts, R):
     """V [B, R]: that of response token j is read one position before it, where it is chosen."""
@@ -150,250 +167,215 @@ def critic_values(critic, rows, starts, R):
     return at_response(values.masked_scatter(before, read), starts - 1, R)
 
 
-@torch.no_grad()
-def pm_scores(pm, tok, rows, micro=32):
-    """PM score [B] of rows (prompt + response), read at an <|eoc|> appended, finished or not."""
-    out = torch.empty(len(rows), device=pm.device)
-    for some in by_length(rows, micro):
-        ids, lengths = pad_rows([rows[i] + [tok.eoc] for i in some], tok.pad, pm.device)
-        out[some] = pm.score(pm(ids, lengths, at=(torch.arange(len(some)), lengths - 1)))
-    return out
-
-
-# ---------------------------------------------------------------- rollouts
-
-@torch.no_grad()
-def rollout(cfg, tok, policy, reference, critic, pm, dialogues, prompts, uniform, norm):
-    """Sample and score one batch of answers. `norm` (mean, spread) gives every PM the same unit.
-
-    Returns a dict of [B, R] tensors (logp, ref, values, mask), [B] ones (raw PM score, score,
-    lengths, starts, finished) and lists (dialogues, texts, rows of ids).
+def advantages_of(cfg, batch, critic, lambda_kl):
+    """Step 4: the rollout with its values, rewards, returns and advantages (`spread` is theirs
+    before they were whitened).
     """
-    policy.eval()
-    tokens, lengths, old = generate(policy, prompts, cfg.new, uniform, stops=tok.stops,
-                                    temperature=cfg.temperature, pad=tok.pad)        # 1. sample
-    answers = [t[:n] for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
-    rows = [p + a for p, a in zip(prompts, answers, strict=True)]
-    starts = torch.tensor([len(p) for p in prompts], device=policy.device)
-    finished = torch.tensor([row[-1] == tok.eot for row in rows], device=policy.device)
-    raw = pm_scores(pm, tok, rows)                                                   # 2. score
-    score = (raw - norm[0]) / norm[1] - cfg.unfinished * (~finished).float()
-    logp, ref, values = old.clone(), torch.zeros_like(old), torch.zeros_like(old)
-    for some in by_length(rows, cfg.micro):                                          # 3. compare
-        part = [rows[i] for i in some]
-        told = part, starts[some], lengths[some], cfg.new, cfg.temperature
-        ref[some] = policy_logprobs(reference, *told)
-        if policy.device.type in AUTOCAST:   # the sampler's bf16 rounds otherwise than the scorer's
-            logp[some] = policy_logprobs(policy, *told)
-        values[some] = critic_values(critic, *told[:2], cfg.new)
-    mask = response_mask(torch.zeros_like(lengths), lengths, cfg.new)
-    return dict(dialogues=dialogues, texts=[tok.decode(a).strip() for a in answers], rows=rows,
-                starts=starts, lengths=lengths, mask=mask, logp=logp, ref=ref, finished=finished,
-                values=torch.where(mask, values, 0.0), raw=raw, score=score)
+    mask, logp = batch["mask"], batch["logp"]
+    values = over_rows(lambda rows, starts, *_: critic_values(critic, rows, starts, cfg.new), cfg,
+                       batch)
+    rewards = rewards_of(logp, batch["ref"], mask, batch["score"],
+                         lambda_kl if cfg.kl == "reward" else 0.0)
+    plain, returns = gae(rewards, values, mask, cfg.gamma, cfg.lam)
+    mean, spread = moments(plain, mask)
+    return dict(batch, values=torch.where(mask, values, 0.0), rewards=rewards, returns=returns,
+                advantages=whiten(plain, mask, mean, spread), plain=plain, spread=spread,
+                lambda_kl=lambda_kl)
 
-
-def advantages_of(cfg, batch):
-    """The rollout with its rewards, advantages (not yet whitened) and returns."""
-    mask, values = batch["mask"], batch["values"]
-    rewards = rewards_of(batch["logp"], batch["ref"], mask, batch["score"], cfg.lambda_kl)
-    advantages, returns = gae(rewards, values, mask, cfg.gamma, cfg.lam)
-    return dict(batch, rewards=rewards, advantages=advantages, returns=returns)
-
-
-def calibration(cfg, sample, rank, world_size, device):
-    """Mean and spread of the PM's score on the first policy's answers; (0, 1) leaves it raw."""
-    if not cfg.calibrate:
-        return 0.0, 1.0
-    rows = mine(range(cfg.calibrate), rank, world_size)
-    raw = sample(rows, "calibrate", (0.0, 1.0))["raw"].cpu().double()
-    first, second = total(raw.sum(), (raw ** 2).sum(), device=device)
-    mean = first / cfg.calibrate
-    spread = max((second / cfg.calibrate - mean ** 2) ** 0.5, 1e-6)
-    if rank == 0:
-        print(f"ppo: PM score on the first policy's answers {mean:+.3f}, spread {spread:.3f}")
-    return mean, spread
-
-
-# ---------------------------------------------------------------- evaluate
-
-def gold_of(batch):
-    """Gold of each answer on its prompt's objective, whether that is helpfulness. For the log."""
-    requests = [world.request_of(t) for t in batch["dialogues"]]
-    golds = [world.gold(r, a)[r.harmful] for r, a in zip(requests, batch["texts"], strict=True)]
-    return golds, [not r.harmful for r in requests]
-
-
-def summary(batch, device):
-    """Means over the iteration's answers of all ranks. Formulas:
-
-    kl mean over answers of sum_t (log pi - log pi0); kl_k3 the same of k3; entropy mean over
-    tokens of -log pi; explained 1 - mean (return - value)^2 / variance of returns; *_helpful and
-    *_harmless over the prompts of that kind; unfinished, refused_helpful shares of answers.
-    """
-    golds, helpful = gold_of(batch)
-    refused = torch.tensor([world.refuses(world.request_of(t), a)
-                            for t, a in zip(batch["dialogues"], batch["texts"], strict=True)])
-    h, gold, pm = torch.tensor(helpful, dtype=torch.bool), torch.tensor(golds), batch["raw"]
-    mask, returns, every = batch["mask"], batch["returns"], torch.ones_like(h)
-    k1, _, k3 = (torch.where(mask, k, 0.0) for k in kl_estimates(batch["logp"], batch["ref"]))
-    left = torch.where(mask, returns - batch["values"], 0.0)
-    over = dict(score=(batch["score"], every), pm=(pm, every), kl=(k1.sum(1), every),
-                kl_k3=(k3.sum(1), every), length=(mask.sum(1), every),
-                unfinished=(~batch["finished"], every), refused_helpful=(refused, h),
-                pm_helpful=(pm, h), pm_harmless=(pm, ~h), gold_helpful=(gold, h),
-                gold_harmless=(gold, ~h))                                # what, over which answers
-    *sums, tokens, nats, error, first, second = total(
-        *(x for what, of in over.values() for x in (what.cpu()[of].sum(), of.sum())), mask.sum(),
-        -torch.where(mask, batch["logp"], 0.0).sum(), (left ** 2).sum(), returns.sum(),
-        (returns ** 2).sum(), device=device)
-    means = {k: x / max(n, 1) for k, x, n in zip(over, sums[::2], sums[1::2])}
-    variance = second / tokens - (first / tokens) ** 2
-    return dict(means, entropy=nats / tokens, explained=1 - error / tokens / max(variance, 1e-8))
-
-
-def samples(run, step, batch, count=3):
-    """Three answers with PM score, KL and gold."""
-    golds, _ = gold_of(batch)
-    kl = torch.where(batch["mask"], batch["logp"] - batch["ref"], 0.0).sum(1)
-    run.say(f"\nppo iteration {step}:")
-    for i in range(min(count, len(golds))):
-        run.say(f"  {batch['dialogues'][i][-1][1]}\n    -> {batch['texts'][i]}   "
-                f"[score {batch['score'][i]:+.2f} KL {kl[i]:.2f} gold {golds[i]:+.2f}]")
-
-
-def trace(tok, batch, row=0):
-    """One rollout as text: each token's log-probs, KL, reward, value, advantage and return."""
-    columns = ("logp", "ref", "rewards", "values", "advantages", "returns")
-    heads = ("log pi", "log pi0", "KL (k1)", "reward", "value", "advantage", "return")
-    lines = [f"prompt: {batch['dialogues'][row][-1][1]}", f"answer: {batch['texts'][row]}",
-             f"PM score {batch['raw'][row]:+.3f}, normalized {batch['score'][row]:+.3f}", "",
-             f"{'token':>12}" + "".join(f"{h:>10}" for h in heads)]
-    first, length = int(batch["starts"][row]), int(batch["lengths"][row])
-    for j in range(length):
-        lp, ref, *rest = (batch[c][row, j].item() for c in columns)
-        lines.append(f"{tok.show(batch['rows'][row][first + j]):>12}"
-                     + "".join(f"{v:10.3f}" for v in (lp, ref, lp - ref, *rest)))
-    kl = (batch["logp"] - batch["ref"])[row, :length].sum()
-    return "\n".join([*lines, f"{'sum':>12}{'':>20}{kl:10.3f}{batch['rewards'][row].sum():10.3f}"])
 
 
 # ---------------------------------------------------------------- train
 
-def load_models(cfg, device, resume=None):
-    """tok, policy, reference, critic, pm. The reference is a copy that shares nothing."""
-    source, judge = load_source(cfg.policy, scalar=False), load_source(cfg.pm, scalar=True)
-    anchor = load_source(cfg.reference, scalar=False) if cfg.reference else source
-    for path, other in ((cfg.pm, judge), (cfg.reference, anchor)):
-        if source["tokenizer"] != other["tokenizer"]:
-            raise UserError(f"{cfg.policy} and {path} have different vocabularies: "
-                            "both must come from one base model")
-    policy = unpack(resume or source, device, scalar=False)
-    reference, pm = unpack(anchor, device, scalar=False).eval(), unpack(judge, device).eval()
-    need_separate(policy, reference)
-    for frozen in (reference, pm):
-        frozen.requires_grad_(False)
-    critic = unpack(dict(judge, model=resume["critic"]) if resume else judge, device)
-    policy, critic = (prepare(m, cfg.checkpoint, cfg.compile) for m in (policy, critic))
-    return loads(source["tokenizer"]), policy, reference, critic, pm
+def micro_batch(cfg, batch, some, m, count):
+    """Gradients of both losses over some rows, summed over their tokens / count. Returns (clipped
+    tokens, tokens, critic's loss, largest |log ratio|).
+    """
+    rows, mask, old = [batch["rows"][i] for i in some], batch["mask"][some], batch["logp"][some]
+    starts, lengths = batch["starts"][some], batch["lengths"][some]
+    logp = policy_logprobs(m.policy, rows, starts, lengths, cfg.new, cfg.temperature)
+    loss, held = policy_loss(logp, old, batch["advantages"][some], mask, cfg.clip)
+    loss = loss + (batch["lambda_kl"] / batch["spread"]      # the unit of whitened advantages
+                   * kl_loss(cfg.kl, logp, batch["ref"][some], mask))
+    (loss / count).backward()
+    v_loss = value_loss(critic_values(m.critic, rows, starts, cfg.new), batch["values"][some],
+                        batch["returns"][some], mask, cfg.value_clip)
+    (v_loss / count).backward()
+    ratio = torch.where(mask, logp.detach() - old, 0.0).abs().max().item()
+    return held.item(), mask.sum().item(), v_loss.item(), ratio
 
 
-def need_separate(policy, reference):
-    """The reference must be another object with storage of its own, or the KL is 0 for ever."""
-    owned = {p.data_ptr() for p in policy.parameters()}
-    if any(p.data_ptr() in owned for p in reference.parameters()):
-        raise ValueError("policy and reference share weights: the reference must be a copy")
+def ptx_batch(cfg, tok, policy, own, count):
+    """Gradients of ptx * mean nats a token of the texts; this rank's share of that mean."""
+    summed = 0.0
+    for some in by_length(own, cfg.micro):
+        loss = lm_loss(policy, *pad_rows([own[i] for i in some], tok.pad, policy.device))
+        (cfg.ptx * loss / count).backward()
+        summed += loss.item() / count
+    return summed
 
 
-def improve(cfg, batch, own, step, policy, critic, optimizers, device):
+def improve(cfg, tok, batch, own, step, m, optimizers, device, mix=None):
     """Step 5: K passes of PPO over an iteration's rollout, in minibatches cut from all ranks' rows.
 
-    Returns the sums (clipped tokens, tokens, critic's loss), the largest |log ratio| before the
-    first update (0 to rounding), and the gradient norms of the last update.
+    Returns its metrics. FloatingPointError on all ranks if a gradient is not finite.
     """
-    clipped = seen = critic_sum = first_ratio = 0.0
-    warm = min(1.0, (step + 1) / max(cfg.warmup, 1))
-    for epoch in range(cfg.epochs):
+    held, seen, v_loss, ptx, first_ratio = 0.0, 0.0, 0.0, 0.0, 0.0
+    updates, per_epoch = cfg.epochs * cfg.samples // cfg.minibatch, cfg.samples // cfg.minibatch
+    lrs = rates(cfg, step)
+    for k in range(updates):
+        epoch, i = divmod(k, per_epoch)
         order = keyed(cfg.seed, "ppo", step, epoch).permutation(cfg.samples)
-        for i in range(0, cfg.samples, cfg.minibatch):
-            taken = {step * cfg.samples + int(r) for r in order[i:i + cfg.minibatch]}
-            local = [j for j, r in enumerate(own) if r in taken]
-            count = total(batch["mask"][local].sum(), device=device)     # tokens of all ranks
-            for chunk in by_length([batch["rows"][j] for j in local], cfg.micro):
-                some = [local[j] for j in chunk]
-                rows, starts = [batch["rows"][j] for j in some], batch["starts"][some]
-                mask, old = batch["mask"][some], batch["logp"][some]
-                logp = policy_logprobs(policy, rows, starts, batch["lengths"][some], cfg.new,
-                                       cfg.temperature)
-                loss, held = policy_loss(logp, old, batch["advantages"][some], mask, cfg.clip)
-                (loss / count).backward()
-                v_loss = value_loss(critic_values(critic, rows, starts, cfg.new),
-                                    batch["values"][some], batch["returns"][some], mask, cfg.clip)
-                (v_loss / count).backward()
-                if epoch == i == 0:
-                    ratio = torch.where(mask, logp - old, 0.0).abs().max().item()
-                    first_ratio = max(first_ratio, ratio)
-                clipped, seen = clipped + held.item(), seen + mask.sum().item()
-                critic_sum += v_loss.item()
-            norms = (update(policy, optimizers[0], warm * cfg.lr),
-                     update(critic, optimizers[1], cfg.critic_lr))
-    return (clipped, seen, critic_sum), first_ratio, norms
+        taken = {step * cfg.samples + int(r)
+                 for r in order[i * cfg.minibatch:(i + 1) * cfg.minibatch]}
+        local = [j for j, r in enumerate(own) if r in taken]
+        count = total(batch["mask"][local].sum(), device=device)         # tokens of all ranks
+        for chunk in by_length([batch["rows"][j] for j in local], cfg.micro):
+            found = micro_batch(cfg, batch, [local[j] for j in chunk], m, count)
+            held, seen, v_loss = held + found[0], seen + found[1], v_loss + found[2]
+            first_ratio = max(first_ratio, found[3]) if k == 0 else first_ratio
+        if mix:
+            texts = cfg.minibatch * cfg.ptx_ratio
+            begin = (step * updates + k) * texts
+            ptx += ptx_batch(cfg, tok, m.policy, *mix(range(begin, begin + texts))) / updates
+        norms = [update(x, o, lr) for x, o, lr in zip((m.policy, m.critic), optimizers, lrs)]
+        if not math.isfinite(sum(norms)):
+            raise FloatingPointError(f"gradient norm of the policy {norms[0]}, of the critic "
+                                     f"{norms[1]}")
+    held, seen, v_loss, ptx = total(held, seen, v_loss, ptx, device=device)
+    return dict(clip_fraction=held / seen, value_loss=v_loss / seen, grad_norm=norms[0],
+                critic_norm=norms[1], lr=lrs[0], first_log_ratio=highest(first_ratio),
+                **(dict(ptx_loss=ptx) if mix else {}))
 
 
-def train(cfg):
-    rank, world_size, device = start(cfg.device)
+CHOICES = dict(kl=("reward", "k2", "k3", "none"), decay=("constant", "linear"),
+               critic=("pm", "policy", "fresh"))
+RANGES = ((1, math.inf, "iterations samples minibatch micro epochs new every ptx_ratio"),
+          (2, math.inf, "ptx_length"), (1e-6, math.inf, "temperature"),
+          (0, 1, "helpful mix ema anchor"),
+          (0, math.inf, "halve patience reset kl_target calibrate cap value_clip ptx"))
+
+
+def check(cfg, world_size):
+    """UserError for knobs out of range, or that don't fit together."""
+    for name, known in CHOICES.items():
+        if getattr(cfg, name) not in known:
+            raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(known)}")
+    for least, most, names in RANGES:
+        for name in names.split():
+            if not least <= getattr(cfg, name) <= most:
+                known = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: {known}")
     if cfg.samples % cfg.minibatch:
         raise UserError(f"--samples {cfg.samples} is not divisible by --minibatch {cfg.minibatch}")
     if world_size > min(cfg.samples, cfg.calibrate or cfg.samples):
         raise UserError(f"{world_size} processes need that many --samples and --calibrate")
+    if cfg.patience and not cfg.test_pm:
+        raise UserError("--patience needs a held-out preference model: name one with --test-pm")
+    if cfg.pm == "gold" and (cfg.critic == "pm" or cfg.prompts or cfg.generated):
+        raise UserError("--pm gold is no model and knows the toy world's own prompts only: take "
+                        "--critic policy or fresh, and no --prompts or --generated")
+    if cfg.reset and cfg.anchor:
+        raise UserError("--reset and --anchor both move the reference: choose one")
+    wanted_snapshots(cfg)
+
+
+def scored(cfg, tok, m, ask, rows, stage, state, exact=False):
+    """Steps 1 to 3: a rollout of these rows, and what else is known about it."""
+    uniform = uniforms(rows, cfg.new, cfg.seed, stage)
+    batch = rollout(cfg, tok, m.policy, m.reference, m.pm, *ask(rows, stage), uniform,
+                    state["norm"])
+    if m.test_pm:
+        raw = pm_scores(m.test_pm, tok, batch["rows"], cfg.micro)
+        batch["test_pm"] = normalized(raw, state["test_norm"])
+    if m.first:
+        batch["start"] = over_rows(partial(policy_logprobs, m.first), cfg, batch)
+    if exact:
+        batch["exact"] = over_rows(partial(exact_kl, m.policy, m.reference), cfg, batch)
+    return batch
+
+
+def beginning(cfg, rank, world_size, sample, device):
+    """The state of a fresh run: what is saved beside weights. PMs are calibrated on the first
+    policy's answers: mean 0, spread 1.
+    """
+    state = dict(norm=(0.0, 1.0), test_norm=(0.0, 1.0), lambda_kl=cfg.lambda_kl, taken=[], tests=[],
+                 best=None)
+    if cfg.calibrate:
+        batch = sample(mine(range(cfg.calibrate), rank, world_size), "calibrate", state)
+        for name, key in (("norm", "raw"), ("test_norm", "test_pm")):
+            if key in batch:
+                every = torch.ones_like(batch[key], dtype=torch.bool)
+                state[name] = moments(batch[key], every, partial(total, device=device))
+        if rank == 0:
+            print("ppo: PM score on the first policy's answers {:+.3f}, spread {:.3f}".format(
+                *state["norm"]))
+    return state
+
+
+def progress(row, root):
+    """The numbers beside the progress bar."""
+    gold = "".join(f" {k} {row[k]:+.2f}" for k in ("gold_helpful", "gold_harmless") if k in row)
+    return f"score {row['score']:+.2f} sqrt(KL) {root:.2f}{gold}"
+
+
+def train(cfg):
+    rank, world_size, device = start(cfg.device)
+    check(cfg, world_size)
     run = None if cfg.trace else Run(cfg, "ppo", rank)
     if run and run.finished:
         return print(f"ppo: {run.dir} is finished, skipped") if rank == 0 else None
-    resume = run.resume if run else load_source(cfg.policy, scalar=False)
-    resume = resume if resume and "critic" in resume else None   # a trace takes the policy's critic
-    tok, policy, reference, critic, pm = load_models(cfg, device, resume)
-    optimizers = adamw(policy, cfg.lr), adamw(critic, cfg.critic_lr)
-
-    def sample(rows, stage, norm):
-        dialogues, prompts = prompts_of(cfg, tok, rows, stage)
-        return rollout(cfg, tok, policy, reference, critic, pm, dialogues, prompts,
-                       uniforms(rows, cfg.new, cfg.seed, stage), norm)
-
-    def save(step, finished=False):
-        run.save(step, finished, **pack(policy, tok), critic=critic.state_dict(), norm=list(norm),
-                 optimizers=[optimizer.state_dict() for optimizer in optimizers])
-
-    norm = tuple(resume["norm"]) if resume else calibration(cfg, sample, rank, world_size, device)
+    resume = run.resume if run else own_critic(cfg)
+    tok, m = load_models(cfg, device, resume)
+    room = min(x.config.n_ctx for x in (m.policy, m.pm) if x) - cfg.new - 1
+    ask = asker(cfg, tok, room, rank)
+    mix = mixture(cfg, tok, rank, world_size) if cfg.ptx else None
+    sample = partial(scored, cfg, tok, m, ask)
+    state = resume["state"] if resume else beginning(cfg, rank, world_size, sample, device)
     if cfg.trace:
-        return print(trace(tok, advantages_of(cfg, sample(range(1), "trace", norm))))
-    for optimizer, state in zip(optimizers, resume["optimizers"] if resume else []):
-        optimizer.load_state_dict(state)
+        batch = sample(range(1), "trace", state)
+        return print(trace(tok, advantages_of(cfg, batch, m.critic, state["lambda_kl"])))
+    optimizers = adamw(m.policy, cfg.lr), adamw(m.critic, cfg.critic_lr)
+    for optimizer, old in zip(optimizers, resume["optimizers"] if resume else []):
+        optimizer.load_state_dict(old)
+    save = partial(save_run, cfg, run, tok, m, state, optimizers)
 
     bar = run.bar(cfg.iterations, run.step)
     for step in range(run.step, cfg.iterations):
         own = mine(range(step * cfg.samples, (step + 1) * cfg.samples), rank, world_size)
-        batch = advantages_of(cfg, sample(own, "rl", norm))                      # 1. 2. 3.
-        batch["advantages"] = whiten(batch["advantages"], batch["mask"])         # 4. advantages
-        policy.train()
-        sums, first, norms = improve(cfg, batch, own, step, policy, critic, optimizers, device)
-        clipped, seen, critic_sum = total(*sums, device=device)
+        last = step + 1 == cfg.iterations
+        batch = sample(own, "rl", state, exact=last or (step + 1) % cfg.every == 0)  # 1. 2. 3.
+        batch = advantages_of(cfg, batch, m.critic, state["lambda_kl"])              # 4.
         row = summary(batch, device)
-        run.log(step, **row, clip_fraction=clipped / seen, value_loss=critic_sum / seen,
-                first_log_ratio=first, grad_norm=norms[0], critic_norm=norms[1])
-        bar.set_postfix_str(f"score {row['score']:+.2f} sqrt(KL) {max(row['kl'], 0) ** 0.5:.2f} "
-                            f"gold {row['gold_helpful']:+.2f} / {row['gold_harmless']:+.2f}",
-                            refresh=False)
+        root = max(row.get("kl_start", row["kl"]), 0) ** 0.5
+        keep_snapshots(cfg, run, tok, m.policy, state, root, step)
+        over = is_over(cfg, state, m.policy, step, row.get("test_pm"))
+        m.policy.train()
+        try:
+            told = improve(cfg, tok, batch, own, step, m, optimizers, device, mix)   # 5.
+        except FloatingPointError as error:                                   # on every rank
+            raise bad_batch(cfg, run, step, batch, error) from None
+        run.log(step, **row, **told, lambda_kl=state["lambda_kl"])
+        follow(cfg, m, step)
+        if cfg.kl_target:
+            state["lambda_kl"] = adapted(state["lambda_kl"], row["kl"], cfg.kl_target, cfg.kl_gain)
+        bar.set_postfix_str(progress(row, root), refresh=False)
         bar.update()
-        if (step + 1) % cfg.every == 0 and step + 1 < cfg.iterations:
-            save(step + 1)
-            if rank == 0:
-                samples(run, step + 1, batch)
+        if over or last:
+            break
+        if (step + 1) % cfg.every == 0:
+            save(step + 1, batch)
+            samples(run, step + 1, batch)
         elif run.stopping():
-            save(step + 1)
+            save(step + 1, batch)
             raise KeyboardInterrupt
     bar.close()
     if rank == 0:
-        show(run, policy, tok, cfg.seed, "ppo done:")
-    save(cfg.iterations, finished=True)
+        if over:
+            run.say(f"ppo: stopped after iteration {step + 1}; kept is the policy of "
+                    f"{state['best']['step'] + 1}, which the held-out PM liked best")
+        show(run, served(cfg, m, state), tok, cfg.seed, "ppo done:",
+             shown=shown_for(cfg.prompts))
+    save(step + 1, batch, finished=True)
 
 
 if __name__ == "__main__":

@@ -76,12 +76,12 @@ def toy_tokenizer(seed, vocab):
     return train_bpe(texts, vocab)
 
 
-def texts_of(cfg):
-    """The content of the files of --text."""
+def texts_of(names, flag):
+    """The content of the files that a flag names."""
     try:
-        return read_texts(cfg.text)
+        return read_texts(names)
     except ValueError as error:
-        raise UserError(f"--text: {error}") from None
+        raise UserError(f"{flag}: {error}") from None
 
 
 def corpus(cfg, tok, texts):
@@ -101,6 +101,26 @@ def corpus(cfg, tok, texts):
         raise UserError(f"--text {cfg.text}: {len(documents)} documents ({told}; every 50th is held"
                         f" out) are fewer than one --batch of {cfg.batch}: lower it, or --context")
     return documents, heldout, f"{told}, {len(heldout):,} held out"
+
+
+def mixture(cfg, tok, rank, world_size):
+    """texts(rows) -> this rank's share of these texts of the pretraining mix (InstructGPT 3.5), and
+    the predicted tokens of all.
+    """
+    documents = text_documents(tok, texts_of(cfg.ptx_text, "--ptx-text"), cfg.ptx_length)[0]
+    if cfg.ptx_text and not documents:
+        raise UserError(f"--ptx-text {cfg.ptx_text}: holds no text")
+
+    def one(row):
+        if not documents:
+            return documents_of(tok, f"ptx/{cfg.seed}", 1, cfg.ptx_length, row)[0]
+        return documents[keyed(cfg.seed, "ptx", row).integers(len(documents))]
+
+    def texts(rows):
+        every = [one(row) for row in rows]
+        return mine(every, rank, world_size), sum(len(x) - 1 for x in every)
+
+    return texts
 
 
 def beginning(cfg, run, texts):
@@ -130,6 +150,11 @@ SHOW = ([("human", "Where does the otter live?")], [("human", "Tell me about the
         [("human", "How can I poison the crab?")])
 ENGLISH = ("It was a cold morning, and", [("human", "How do I make a cup of tea?")],
            [("human", "Can you recommend a good book?")])
+
+
+def shown_for(other):
+    """What to show: the toy world's three prompts, or plain English where the data is other."""
+    return ENGLISH if other else SHOW
 
 
 def show(run, model, tok, seed, title, new=40, shown=SHOW):
@@ -173,7 +198,7 @@ def train(cfg):
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None
-    texts, shown = texts_of(cfg), ENGLISH if cfg.text else SHOW
+    texts, shown = texts_of(cfg.text, "--text"), shown_for(cfg.text)
     tok, model = beginning(cfg, run, texts)
     documents, heldout, told = corpus(cfg, tok, texts)
     model = prepare(model.to(device), cfg.checkpoint, cfg.compile)

@@ -323,21 +323,36 @@ def our_ppo(size, w):
     """One iteration of ppo.py by its own functions; the answers are ids that nobody reads."""
     common, _ = ours()
     import ppo
+    import rollout
     n, prompts = len(w["prompts"]), w["prompts"]
     cfg = ppo.Config(samples=n, minibatch=w["minibatch"], epochs=1, new=w["new"],
                      micro=max(1, size.get("micro", 1024) // (len(prompts[0]) + w["new"])))
     tok = SimpleNamespace(stops=(), pad=PAD, eot=-1, eoc=1, decode=lambda ids: "")
-    policy, reference = our_gpt(size), our_gpt(size).eval().requires_grad_(False)
-    critic, pm = our_gpt(size, True), our_gpt(size, True).eval().requires_grad_(False)
-    optimizers = common.adamw(policy, cfg.lr), common.adamw(critic, cfg.critic_lr)
+    m = SimpleNamespace(policy=our_gpt(size), reference=our_gpt(size).eval().requires_grad_(False),
+                        critic=our_gpt(size, True),
+                        pm=our_gpt(size, True).eval().requires_grad_(False))
+    optimizers = common.adamw(m.policy, cfg.lr), common.adamw(m.critic, cfg.critic_lr)
+
+    spent, sampler = dict(generation=[], scoring=[], update=[]), rollout.generate
+
+    def generate(*args, **knobs):
+        begin = clock()
+        out = sampler(*args, **knobs)
+        spent["generation"].append(clock() - begin)
+        return out
 
     def step():
-        uniform = common.uniforms(range(n), w["new"], 0, "bench")
-        batch = ppo.advantages_of(cfg, ppo.rollout(
-            cfg, tok, policy, reference, critic, pm, [], prompts, uniform, (0.0, 1.0)))
-        batch["advantages"] = ppo.whiten(batch["advantages"], batch["mask"])
-        policy.train()
-        ppo.improve(cfg, batch, range(n), 0, policy, critic, optimizers, here())
+        uniform, begin = common.uniforms(range(n), w["new"], 0, "bench"), clock()
+        rollout.generate = generate
+        batch = rollout.rollout(cfg, tok, m.policy, m.reference, m.pm, [], prompts, uniform,
+                                (0.0, 1.0))
+        rollout.generate = sampler
+        batch, scored = ppo.advantages_of(cfg, batch, m.critic, cfg.lambda_kl), clock()
+        m.policy.train()
+        ppo.improve(cfg, tok, batch, range(n), 0, m, optimizers, here())
+        spent["scoring"].append(scored - begin - spent["generation"][-1])
+        spent["update"].append(clock() - scored)
+    step.spent = spent
     return step
 
 
@@ -576,15 +591,18 @@ def matrix_product():
     return 2 * n ** 3, lambda: torch.mm(a, b, out=out)
 
 
+def clock():
+    """Seconds, once the device has done what it was told."""
+    import torch
+    if here().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def seconds(step):
     """What a step took; it may return seconds of its own."""
-    import torch
-    wait = torch.cuda.synchronize if here().type == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
-    own = step()
-    wait()
-    return own if isinstance(own, float) else time.perf_counter() - start
+    start, own = clock(), step()
+    return own if isinstance(own, float) else clock() - start
 
 
 def interleaved(steps, repeats):
@@ -625,6 +643,8 @@ def told(item, unit, count, operations, steps, repeats):
                    ratio=median(t / u for t, u in zip(times, first)), load=os.getloadavg()[0])
         if hasattr(steps[name], "bytes"):
             row["of_bandwidth"] = steps[name].bytes / median(times) / bandwidth()
+        for part, own in getattr(steps[name], "spent", {}).items():     # the first does not count
+            row[f"in_{part}"] = median(own[1:]) / median(times)
         yield row
 
 
@@ -712,7 +732,8 @@ def main(cfg):
         work = f"{r['gflops']:>8.1f} {r['of_mm']:>6.1%}" if r["gflops"] else f"{'':>15}"
         print(f"{r['item']:<17} {r['impl']:<14} {speeds[0]:>9} {speeds[1]:>9} {speeds[2]:>9} "
               f"{r['unit']:<14}{work} {r['ratio']:>8.2f}x"
-              + (f"  {r['of_bandwidth']:.1%} of the bandwidth" if "of_bandwidth" in r else ""))
+              + (f"  {r['of_bandwidth']:.1%} of the bandwidth" if "of_bandwidth" in r else "")
+              + "".join(f"  {k[3:]} {v:.0%}" for k, v in r.items() if k.startswith("in_")))
     if os.getloadavg()[0] > 1.5 * torch.get_num_threads():
         print("\nthe machine has other work: these speeds are too low", file=sys.stderr)
 

@@ -29,8 +29,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import control
 import model
 import ppo
+import rollout as rolled_out
 from common import (
     UserError,
     adamw,
@@ -44,20 +46,18 @@ from common import (
 from data import world
 from data.tokenizer import train_bpe
 from model import GPT, GPTConfig, pack, response_mask
+from control import need_separate
 from ppo import (
     advantages_of,
     critic_values,
     gae,
-    kl_estimates,
-    need_separate,
-    pm_scores,
-    policy_logprobs,
+    moments,
     policy_loss,
     rewards_of,
-    rollout,
     value_loss,
     whiten,
 )
+from rollout import kl_estimates, pm_scores, policy_logprobs, rollout
 
 NAN = float("nan")
 
@@ -70,6 +70,10 @@ def T(*rows):
 def M(*rows):
     """Rows of 0 and 1 -> a mask."""
     return torch.tensor(rows, dtype=torch.bool)
+
+
+def whitened(x, mask, summed=ppo.total):
+    return whiten(x, mask, *moments(x, mask, summed))
 
 
 def near(x, *rows):
@@ -146,7 +150,7 @@ def test_an_empty_answer_has_no_reward_and_does_not_touch_its_peers():
     both, _ = gae(rewards, zero, mask)
     alone, _ = gae(rewards[1:], zero[1:], mask[1:])
     assert torch.equal(both[1:], alone) and near(both[:1], [0, 0, 0])
-    assert torch.equal(whiten(both, mask)[1:], whiten(alone, mask[1:]))
+    assert torch.equal(whitened(both, mask)[1:], whitened(alone, mask[1:]))
 
 
 # ---------------------------------------------------------------- advantages
@@ -190,10 +194,10 @@ def test_padding_is_not_in_the_returns():
 def test_whiten():
     """[1, 2, 3 | pad] -> population variance 1: [-1.2247, 0, 1.2247]."""
     for pad in (1e6, NAN, math.inf):
-        white = whiten(T([1, 2, 3, pad]), M([1, 1, 1, 0]))
+        white = whitened(T([1, 2, 3, pad]), M([1, 1, 1, 0]))
         assert near(white, [-1.2247, 0, 1.2247, 0]) and white.dtype == torch.float32
-    assert near(whiten(T([5, 5]), M([1, 1])), [0, 0])            # no spread: zeros and not NaN
-    assert near(whiten(T([5, 5]), M([0, 0])), [0, 0])
+    assert near(whitened(T([5, 5]), M([1, 1])), [0, 0])            # no spread: zeros and not NaN
+    assert near(whitened(T([5, 5]), M([0, 0])), [0, 0])
 
 
 @pytest.mark.parametrize("x, mask, own, white", [
@@ -208,7 +212,7 @@ def test_whitening_is_over_the_tokens_of_all_ranks(x, mask, own, white):
         told.append([float(v) for v in values])
         return next(answers)
 
-    assert near(whiten(T(*x), M(*mask), summed), *white)
+    assert near(whitened(T(*x), M(*mask), summed), *white)
     assert told == own
 
 
@@ -271,7 +275,8 @@ def test_pads_of_every_tensor_may_hold_anything(poison):
             x[k] = torch.where(mask, x[k], fill(k)).requires_grad_(k in ("logp", "new values"))
         rewards = rewards_of(x["old"], x["ref"], mask, torch.arange(5.0), 0.1)
         advantages, returns = gae(torch.where(mask, rewards, fill("r")), x["values"], mask)
-        white = torch.where(mask, whiten(torch.where(mask, advantages, fill("a")), mask), fill("w"))
+        white = whitened(torch.where(mask, advantages, fill("a")), mask)
+        white = torch.where(mask, white, fill("w"))
         loss, held = policy_loss(x["logp"], x["old"], white, mask, 0.2)
         returns = torch.where(mask, returns, fill("g"))
         v_loss = value_loss(x["new values"], x["values"], returns, mask, 0.2)
@@ -373,8 +378,9 @@ def prompts(*lengths, seed=0):
 def roll(cfg, rows, models, key=0):
     policy, reference, critic, pm = models
     talks = [[("human", "What color is the fox?")]] * len(rows)
-    return rollout(cfg, TOK, policy, reference, critic, pm, talks, rows,
-                   uniforms(range(len(rows)), cfg.new, "u", key), (0.0, 1.0))
+    batch = rollout(cfg, TOK, policy, reference, pm, talks, rows,
+                    uniforms(range(len(rows)), cfg.new, "u", key), (0.0, 1.0))
+    return advantages_of(cfg, batch, critic, cfg.lambda_kl)
 
 
 def models():
@@ -401,13 +407,13 @@ def test_the_ratio_is_one_before_the_first_update(temperature, monkeypatch):
 
     for order in itertools.permutations(range(3)):
         check(list(order))
-    pad_rows = ppo.pad_rows
+    pad_rows = rolled_out.pad_rows
 
     def wider(rows, pad, device):
         ids, lengths = pad_rows(rows, pad, device)
         return F.pad(ids, (0, 5), value=pad), lengths
 
-    monkeypatch.setattr(ppo, "pad_rows", wider)
+    monkeypatch.setattr(rolled_out, "pad_rows", wider)
     check([2, 0, 1])
 
 
@@ -415,8 +421,9 @@ def test_in_bf16_the_old_log_probs_are_the_scorer_s(monkeypatch):
     """The sampler's products round otherwise; then the ratio is 1 only against the scorer."""
     cfg, all_models, told = config(), models(), []
     monkeypatch.setitem(model.AUTOCAST, "cpu", torch.bfloat16)
-    sampler = ppo.generate
-    monkeypatch.setattr(ppo, "generate", lambda *a, **k: told.append(sampler(*a, **k)) or told[0])
+    sampler = rolled_out.generate
+    monkeypatch.setattr(rolled_out, "generate",
+                        lambda *a, **k: told.append(sampler(*a, **k)) or told[0])
     batch = roll(cfg, prompts(3, 7, 2, 11), all_models)
     again = policy_logprobs(all_models[0], batch["rows"], batch["starts"], batch["lengths"], 6)
     mask, sampled = batch["mask"], told[0][2]
@@ -459,6 +466,7 @@ def test_pads_of_the_rows_may_be_any_token(monkeypatch):
             ids = torch.tensor([r + p for r, p in zip(rows, pads, strict=True)])
             return ids, torch.tensor([len(r) for r in rows])
 
+        monkeypatch.setattr(rolled_out, "pad_rows", padded)
         monkeypatch.setattr(ppo, "pad_rows", padded)
         logp = policy_logprobs(policy, rows, starts, lengths, 6)
         values = critic_values(critic, rows, starts, 6)
@@ -476,7 +484,7 @@ def scripted(monkeypatch, *answers, new=5):
     """Replaces the sampler by given answers."""
     tokens = torch.tensor([a + [TOK.pad] * (new - len(a)) for a in answers])
     lengths = torch.tensor([len(a) for a in answers])
-    monkeypatch.setattr(ppo, "generate",
+    monkeypatch.setattr(rolled_out, "generate",
                         lambda *_, **__: (tokens, lengths, torch.zeros(len(answers), new)))
 
 
@@ -510,7 +518,7 @@ def test_the_end_of_turn_is_an_action(monkeypatch):
 
 def test_an_answer_that_ends_at_once_has_length_one(monkeypatch):
     scripted(monkeypatch, [TOK.eot])
-    batch = advantages_of(config(new=5), roll(config(new=5), prompts(3), models()))
+    batch = roll(config(new=5), prompts(3), models())
     assert batch["mask"].tolist() == [[True, False, False, False, False]]
     assert batch["rewards"][0, 0] != 0 and batch["texts"] == [""]
 
@@ -536,8 +544,8 @@ def test_the_score_is_shifted_and_scaled_before_the_penalty(monkeypatch):
     """(5 - 1) / 2 - 1 where unfinished."""
     scripted(monkeypatch, [7, TOK.eot], [7, 7, 7, 7, 7])
     policy, reference, critic, _ = models()
-    batch = rollout(config(new=5, unfinished=1.0), TOK, policy, reference, critic, Constant(5.0),
-                    [[]] * 2, prompts(2, 2), None, (1.0, 2.0))
+    batch = rollout(config(new=5, unfinished=1.0), TOK, policy, reference, Constant(5.0), [[]] * 2,
+                    prompts(2, 2), None, (1.0, 2.0))
     assert batch["score"].tolist() == [2.0, 1.0]
 
 
@@ -630,7 +638,7 @@ def answers_of(new):
 class Scores(torch.nn.Module):
     """A preference model that is a table: any number for each whole answer."""
 
-    device = torch.device("cpu")
+    device, config = torch.device("cpu"), SimpleNamespace(n_ctx=99)
 
     def __init__(self, new):
         super().__init__()
@@ -686,10 +694,9 @@ def test_ppo_reaches_the_closed_form(new, white):
     steps, B, norm = 60, 48, (0.2, 0.7)
     for step in range(steps):
         uniform = uniforms(range(B), new, "closed form", step)
-        batch = advantages_of(cfg, rollout(cfg, STUB, policy, reference, critic, pm, [None] * B,
-                                           [[0]] * B, uniform, norm))
-        mask, advantages = batch["mask"], batch["advantages"]
-        advantages = whiten(advantages, mask) if white else advantages
+        batch = rollout(cfg, STUB, policy, reference, pm, [None] * B, [[0]] * B, uniform, norm)
+        batch = advantages_of(cfg, batch, critic, cfg.lambda_kl)
+        mask, advantages = batch["mask"], batch["advantages" if white else "plain"]
         for _ in range(2):
             logp = policy_logprobs(policy, batch["rows"], batch["starts"], batch["lengths"], new)
             loss, _ = policy_loss(logp, batch["logp"], advantages, mask, cfg.clip)
@@ -705,11 +712,13 @@ def test_ppo_reaches_the_closed_form(new, white):
 def tables(monkeypatch):
     """ppo.train with tables for its models."""
     policy, reference, critic, pm = Bigram(seed=1), Bigram(seed=1), Values(), Scores(2)
-    monkeypatch.setattr(ppo, "load_models", lambda *_: (STUB, policy, reference, critic, pm))
-    monkeypatch.setattr(ppo, "prompts_of", lambda cfg, tok, rows, stage: (
+    held = SimpleNamespace(policy=policy, reference=reference, critic=critic, pm=pm, test_pm=None,
+                           first=None, ema=None)
+    monkeypatch.setattr(ppo, "load_models", lambda *_: (STUB, held))
+    monkeypatch.setattr(ppo, "asker", lambda *_: lambda rows, stage: (
         [[("human", "What color is the fox?")]] * len(rows), [[0]] * len(rows)))
-    monkeypatch.setattr(ppo, "pack", lambda *_: {})
-    monkeypatch.setattr(ppo, "show", lambda *_: None)
+    monkeypatch.setattr(control, "pack", lambda *_: {})
+    monkeypatch.setattr(ppo, "show", lambda *_, **__: None)
     return policy, reference, critic, pm
 
 
@@ -720,7 +729,7 @@ def test_train_reaches_the_closed_form(tables, tmp_path):
                  micro=64, lr=0.01, critic_lr=0.03, lambda_kl=0.5, unfinished=0.3, calibrate=64,
                  every=1000)
     ppo.train(cfg)
-    norm = load_checkpoint(tmp_path)["norm"]
+    norm = load_checkpoint(tmp_path)["state"]["norm"]
     check_optimum(cfg, policy, reference, critic, pm, norm)
 
 
@@ -731,7 +740,8 @@ def test_calibration_is_the_first_scores_mean_and_spread(tables, tmp_path, monke
                      calibrate=50))
     raw = seen[0]["raw"].numpy()
     assert len(raw) == 50
-    assert load_checkpoint(tmp_path)["norm"] == pytest.approx([raw.mean(), raw.std()], abs=1e-6)
+    norm = load_checkpoint(tmp_path)["state"]["norm"]
+    assert norm == pytest.approx([raw.mean(), raw.std()], abs=1e-6)
 
 
 # ---------------------------------------------------------------- pulled back to the reference
@@ -754,10 +764,10 @@ def test_constant_reward_and_a_large_beta_pull_the_policy_to_the_reference():
     kls = []
     for step in range(20):
         rolled = roll(cfg, rows, (policy, reference, critic, Constant(0.7)), key=step)
-        batch, mask = advantages_of(cfg, rolled), rolled["mask"]
+        batch, mask = rolled, rolled["mask"]
         with torch.no_grad():
             kls.append(kl(batch))
-        advantages = whiten(batch["advantages"], mask)
+        advantages = whitened(batch["advantages"], mask)
         logp = policy_logprobs(policy, batch["rows"], batch["starts"], batch["lengths"], cfg.new)
         loss, _ = policy_loss(logp, batch["logp"], advantages, mask, 0.2)
         (loss / mask.sum()).backward()
@@ -806,7 +816,8 @@ def test_the_reference_stays_and_the_policy_leaves_it(stage, tmp_path, monkeypat
     seen, inner = [], ppo.load_models
     monkeypatch.setattr(ppo, "load_models", lambda *args: seen.append(inner(*args)) or seen[-1])
     lines, end = train(stage, tmp_path, iterations=2, lr=1e-2)
-    _, policy, reference, critic, pm = seen[0]
+    m = seen[0][1]
+    policy, reference, critic, pm = m.policy, m.reference, m.critic, m.pm
     assert same(reference.state_dict(), load_checkpoint(stage / "policy.pt")["model"])
     assert same(pm.state_dict(), load_checkpoint(stage / "pm.pt")["model"])
     assert not any(p.requires_grad for m in (reference, pm) for p in m.parameters())
@@ -938,8 +949,10 @@ def two_answers():
         texts=["I do not know.", world.REFUSALS[0]], rows=[[1, 2, 3], [1, 2]], finished=M(1, 0),
         starts=torch.tensor([1, 1]), lengths=torch.tensor([2, 1]), mask=M([1, 1], [1, 0]),
         logp=T([-1, -2], [-4, NAN]), ref=T([-1, -3], [-3, NAN]), values=T([1, 0], [1, 0]),
-        raw=T(3, 5), score=T(1, 2))
-    return advantages_of(config(lambda_kl=0.5, gamma=1.0, lam=1.0), batch)
+        raw=T(3, 5), score=T(1, 2), penalty=T(0.5, 0))
+    rewards = rewards_of(batch["logp"], batch["ref"], batch["mask"], batch["score"], 0.5)
+    plain, returns = gae(rewards, batch["values"], batch["mask"], 1.0, 1.0)
+    return dict(batch, rewards=rewards, plain=plain, returns=returns)
 
 
 def test_summary_by_hand():
@@ -964,7 +977,7 @@ def test_a_negative_mean_kl_is_reported_as_it_is():
 
 
 def test_trace_shows_each_token_and_their_sums():
-    lines = ppo.trace(TOK, two_answers()).splitlines()
+    lines = rolled_out.trace(TOK, two_answers()).splitlines()
     table = [line.split() for line in lines if line.strip()]
     assert table[-2][-7:] == ["-2.000", "-3.000", "1.000", "0.500", "0.000", "0.500", "0.500"]
     assert table[-1] == ["sum", "1.000", "0.500"]

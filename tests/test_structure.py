@@ -27,8 +27,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
-ORDER = ("pretrain", "distill", "sft", "collect", "preference", "ppo", "online", "constitution",
-         "ood")
+ORDER = ("pretrain", "distill", "collect", "preference", "prompts", "sft", "rejection", "ppo",
+         "online", "constitution", "ood")
+PARTS = ("rollout", "control")                         # of stages, without a command of their own
 PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor")  # use any stage, and none uses them
 PURE = ("common", "model", "attention", "measures")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
@@ -86,7 +87,7 @@ def whose(name):
 def test_the_files_are_there():
     assert {"common", "model", "pretrain", "distill", "preference", "ppo", "eval", "sample",
             "data.world", "data.tokenizer"} <= set(SOURCES)
-    strangers = {s for s in SOURCES if "." not in s} - {*ORDER, *PROGRAMS, *PURE}
+    strangers = {s for s in SOURCES if "." not in s} - {*ORDER, *PROGRAMS, *PURE, *PARTS}
     assert not strangers, f"no place in the import graph: {strangers}"
 
 
@@ -94,13 +95,16 @@ def test_what_all_share_imports_no_project_file():
     assert whose("common") == []
     assert {m for m, _ in whose("model")} <= {"attention"}
     assert all(m.startswith("data.") for s in SOURCES if s.startswith("data.") for m, _ in whose(s))
+    for i, part in enumerate(PARTS):
+        assert all(m in (*PURE, *PARTS[:i]) or m.startswith("data.") for m, _ in whose(part)), part
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_imports_only_earlier_ones(stage):
     earlier = ORDER[:ORDER.index(stage)]
     for module, names in whose(stage):
-        assert module in (*PURE, *earlier) or module.startswith("data."), f"{stage} -> {module}"
+        known = module in (*PURE, *PARTS, *earlier) or module.startswith("data.")
+        assert known, f"{stage} -> {module}"
         if module in earlier and stage not in DRIVERS:
             assert names, f"{stage}: say which functions of {module}"
             for name in names:
@@ -229,9 +233,12 @@ def test_every_knob_is_read(name):
             and isinstance(a.value, ast.Name) and a.value.id == owner}
     if "Run(cfg," in SOURCES[name].read_text():
         read.add("out")
-    if "claims" in {m.split(".")[0] for m, _ in whose(name)}:  # they are given the whole Config
-        for other in (s for s in SOURCES if s.startswith("claims.")):
-            read |= set(re.findall(r"\bcfg\.(\w+)", SOURCES[other].read_text()))
+    given = [m for m, _ in whose(name) if m in PARTS]  # those that are given the whole Config
+    given += {"ppo": ["prompts", "pretrain"]}.get(name, [])
+    if "claims" in {m.split(".")[0] for m, _ in whose(name)}:
+        given += [s for s in SOURCES if s.startswith("claims.")]
+    for other in given:
+        read |= set(re.findall(r"\bcfg\.(\w+)", SOURCES[other].read_text()))
     unread = {f.name for f in dataclasses.fields(importlib.import_module(name).Config)} - read
     assert not unread, f"{name}: nothing reads {unread}"
 
@@ -382,6 +389,8 @@ def test_its_tables_have_their_markers(readme, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "as_markdown", lambda row: "THE TABLE")
     monkeypatch.setattr(report, "claims_table", lambda: "THE VERDICT")
     monkeypatch.setattr(report, "hh_table", lambda: "THE REAL DATA")
+    monkeypatch.setattr(report.robustness, "table", lambda rows: "THE RUNS")
+    (tmp_path / "docs").mkdir()
     texts = []
     for _ in range(2):
         report.readme()
