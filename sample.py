@@ -7,6 +7,7 @@
     python sample.py --ckpt out/laptop/ppo < questions.txt                one answer a line
     python sample.py --ckpt out/laptop/ppo --export FOLDER                for transformers
     python sample.py --import-hf FOLDER --tokenizer gpt2 --out out/gpt2   GPT-2, for an --init
+    python sample.py --ckpt out/laptop/distill --average out/laptop/ppo --out out/half
 
 In a chat /reset forgets the conversation; /quit, Ctrl-D and Ctrl-C leave. With --compare each
 model goes on from its OWN answers: the conversations share the person's messages, nothing else.
@@ -28,7 +29,7 @@ from itertools import zip_longest
 from common import Run, UserError, device_of, entry, load_source, uniforms
 from data import hf, tokenizer, world
 from data.tokenizer import Tokenizer, loads
-from model import GPT, generate, unpack
+from model import GPT, averaged, generate, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class Config:
     export: str = ""                   # write ckpt as a new Hugging Face folder and stop
     import_hf: str = ""                # read a GPT-2 from a Hugging Face folder into out and stop
     tokenizer: str = "gpt2"            # of import_hf: gpt2, a folder with its files, a ranks file
-    out: str = "out/gpt2"              # of import_hf: the folder of the new checkpoint
+    average: str = ""                  # write the mean of ckpt's weights and its own into out, stop
+    weight: float = 0.5                # of average: its share in the mean, 0 to 1
+    out: str = "out/gpt2"              # of import_hf and average: the folder of the new checkpoint
 
 
 @dataclass
@@ -234,6 +237,30 @@ def import_hf(cfg):
           f"{left_out or 'none'}")
 
 
+# ---------------------------------------------------------------- the mean of two models
+
+def average(cfg):
+    """Two language models of one shape and vocabulary as a checkpoint between them.
+
+    Weights between those before and after RLHF trade its gains against what it costs elsewhere
+    (Lin et al. 2024, "Mitigating the Alignment Tax of RLHF").
+    """
+    if not 0 <= cfg.weight <= 1 or cfg.out == Config.out:
+        raise UserError("--average needs a --weight from 0 to 1, and an --out of its own")
+    run = Run(cfg, "average")
+    if run.finished:
+        return print(f"average: {run.dir} is finished, skipped")
+    (tok, first), (other, second) = (read(x, "cpu", scalar=False) for x in (cfg.ckpt, cfg.average))
+    for what, a, b in (("sizes", first.config, second.config),
+                       ("vocabularies", tok.dumps(), other.dumps())):
+        if a != b:
+            raise UserError(f"{cfg.ckpt} and {cfg.average} have different {what}: both must come "
+                            "from one base model")
+    mean = averaged(first.state_dict(), second.state_dict(), cfg.weight)
+    run.save(0, finished=True, **dict(pack(first, tok), model=mean))
+    print(f"{run.dir}: {1 - cfg.weight:g} of {cfg.ckpt} and {cfg.weight:g} of {cfg.average}")
+
+
 def main(cfg):
     if cfg.new < 1 or cfg.prompt.isspace():
         raise UserError("--new must be at least 1, and --prompt no blank")
@@ -242,10 +269,12 @@ def main(cfg):
                         "--top-p from above 0 to 1")
     for stream in filter(None, (sys.stdin, sys.stdout, sys.stderr)):
         stream.reconfigure(errors="replace")  # input that is no UTF-8, a terminal that is ASCII
-    if cfg.export and cfg.import_hf:
-        raise UserError("--export and --import-hf: one at a time")
-    if cfg.export or cfg.import_hf:
-        return export(cfg) if cfg.export else import_hf(cfg)
+    jobs = [job for job, asked in ((export, cfg.export), (import_hf, cfg.import_hf),
+                                   (average, cfg.average)) if asked]
+    if len(jobs) > 1:
+        raise UserError("--export, --import-hf and --average: one at a time")
+    if jobs:
+        return jobs[0](cfg)
     try:
         speakers = [load(cfg, path) for path in (cfg.ckpt, *filter(None, [cfg.compare]))]
         if cfg.prompt:

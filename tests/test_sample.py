@@ -31,6 +31,12 @@ Each was seen to fail once by breaking sample.py; what was broken, and the test_
     a second import reads the folder again            a_checkpoint_through_transformers_and_back
     preference models are not exported                a_preference_model_through_transformers
     ValueErrors of hf or the tokenizer let through    folders_that_can_t_be_read_or_written
+    ends or weights changed over, weights a sum       averages_by_hand
+    names and shapes not compared, -0.0 become 0.0    averages_by_hand
+    the first model written, or averaged with itself  an_average_is_a_checkpoint
+    heads not compared, vocabularies by size alone    averages_that_are_refused
+    preference models, weights past 1, out/gpt2 taken averages_that_are_refused
+    two jobs at a time                                averages_that_are_refused
 """
 
 import io
@@ -47,7 +53,7 @@ import sample
 from common import UserError, entry, load_source, save_checkpoint, uniforms
 from data import world
 from data.tokenizer import train_bpe
-from model import GPT, GPTConfig, pack, respond
+from model import GPT, GPTConfig, pack, respond, unpack
 
 ROOT = Path(__file__).resolve().parent.parent
 TOK = train_bpe(["Where does the fox live? In the barn. \u00e9\u00e9 \u20ac\u20ac"] * 3, 300)
@@ -364,3 +370,72 @@ def test_folders_that_are_refused(talk, out, tmp_path):
         assert (code, shown, notes.count("\n")) == (1, "", 1)
         assert notes.startswith("error: ") and words in notes
     assert not (tmp_path / "new" / "ckpt.pt").exists() and not (tmp_path / "y").exists()
+
+
+# ---------------------------------------------------------------- the mean of two models
+
+def bits(state):
+    return {k: x.numpy().tobytes() for k, x in state.items()}
+
+
+def test_averages_by_hand():
+    """A quarter of the way from 2 to 6 is 3; the ends are the ends, the sign of zero too."""
+    a = dict(w=torch.tensor([[2.0, -0.0]]), b=torch.tensor([1.0, 0.3]))
+    b = dict(w=torch.tensor([[6.0, 1.0]]), b=torch.tensor([-3.0, -0.0]))
+    quarter = sample.averaged(a, b, 0.25)
+    assert quarter["w"].tolist() == [[3.0, 0.25]] and quarter["b"][0] == 0
+    assert quarter["b"][1].item() == pytest.approx(0.225)
+    assert bits(sample.averaged(a, b, 0)) == bits(a) and bits(sample.averaged(a, b, 1)) == bits(b)
+    for other in (dict(b, w=b["w"][0]), dict(w=b["w"]), dict(b, c=b["b"])):
+        for pair in ((a, other), (other, a)):
+            with pytest.raises(ValueError, match="names or shapes"):
+                sample.averaged(*pair, 0.5)
+
+
+def test_an_average_is_a_checkpoint(talk, out):
+    """Its weights lie where told; both its ends speak as the two models do; any stage takes it."""
+    first, second = (load_source(out / f"{name}.pt")["model"] for name in "ab")
+    pair = ["--ckpt", "a.pt", "--average", "b.pt", "--out"]
+    code, shown, notes = talk(*pair, "half")
+    assert (code, shown, notes) == (0, "half: 0.5 of a.pt and 0.5 of b.pt\n", "")
+    content = load_source(out / "half", scalar=False)
+    assert content["tokenizer"] == TOK.dumps() and content["model"].keys() == first.keys()
+    for name, x in content["model"].items():
+        assert torch.allclose(x, (first[name] + second[name]) / 2, atol=1e-7), name
+    assert unpack(content, scalar=True).config.scalar
+    answers = []
+    for weight, end in (("0", first), ("1", second)):
+        assert talk(*pair, f"w{weight}", "--weight", weight)[0] == 0
+        assert bits(load_source(out / f"w{weight}")["model"]) == bits(end)
+        answers.append(talk("--ckpt", f"w{weight}", "--prompt", "fox?", "--new", "9")[1])
+    assert answers[0] == talk("--ckpt", "a.pt", "--prompt", "fox?", "--new", "9")[1] != answers[1]
+    assert talk(*pair, "half")[:2] == (0, "average: half is finished, skipped\n")
+    code, shown, notes = talk(*pair, "half", "--weight", "0.25")
+    assert code == 1 and "was made with weight=0.5" in notes and notes.count("\n") == 1
+
+
+def test_averages_that_are_refused(talk, out):
+    strange = train_bpe(["Twenty quick zebras vexed my big hound, Jack, while it dozed."] * 3,
+                        TOK.vocab)
+    assert strange.vocab == TOK.vocab                    # as many ids, of other bytes
+    content = load_source(out / "b.pt")
+    content.pop("format")
+    save_checkpoint(out / "heads.pt", **dict(content, gpt={**content["gpt"], "n_head": 1}))
+    other = GPT(GPTConfig(strange.vocab, 640, 2, 2, 16)).reset(0)
+    save_checkpoint(out / "vocabulary.pt", **pack(other, strange))
+    for argv, words in (("--average pm.pt --out x", "a preference model, not a language model"),
+                        ("--average short.pt --out x", "different sizes"),
+                        ("--average heads.pt --out x", "different sizes"),
+                        ("--average vocabulary.pt --out x", "different vocabularies"),
+                        ("--average nowhere --out x", "no checkpoint here"),
+                        ("--average b.pt", "an --out of its own"),
+                        ("--average b.pt --out x --weight 1.5", "--weight from 0 to 1"),
+                        ("--average b.pt --out x --weight nan", "--weight from 0 to 1"),
+                        ("--average b.pt --out x --export y", "one at a time"),
+                        ("--average b.pt --out x --import-hf y", "one at a time")):
+        code, shown, notes = talk("--ckpt", "a.pt", *argv.split())
+        assert (code, shown, notes.count("\n")) == (1, "", 1), argv
+        assert notes.startswith("error: ") and words in notes
+    code, _, notes = talk("--ckpt", "pm.pt", "--average", "b.pt", "--out", "x")
+    assert code == 1 and "a preference model" in notes
+    assert not (out / "x" / "ckpt.pt").exists()
