@@ -202,11 +202,20 @@ def score_pairs(model, tok, rows, micro=64):
     return torch.tensor(score_all(model, tok, rows, micro)).view(-1, 2)
 
 
-def accuracy_of(model, tok, rows):
+def mean_accuracy(scores):
     """Mean over rows of the share of pairs in which the better answer scores higher."""
-    hits = [over_pairs(accuracy, torch.tensor([s]), torch.tensor([len(s)])).item()
-            for s in score_all(model, tok, rows)]
+    hits = [over_pairs(accuracy, torch.tensor([s]), torch.tensor([len(s)])).item() for s in scores]
     return sum(hits) / max(len(hits), 1)
+
+
+def accuracy_of(model, tok, rows):
+    """The mean accuracy of the model's scores."""
+    return mean_accuracy(score_all(model, tok, rows))
+
+
+def longer_accuracy(rows):
+    """The mean accuracy of "the longer answer in tokens is the better one"."""
+    return mean_accuracy([[float(len(a)) for a in answers] for _, answers in rows])
 
 
 def score_lines(model, tok, lines):
@@ -242,11 +251,12 @@ def tests_of(cfg, run, tok, n_ctx):
 
 
 def evaluate(run, model, tok, step, title, tests):
-    """Accuracy on each of the tests."""
+    """Accuracy on each of the tests, and that of preferring the longer answer."""
     model.eval()
     found = {name: accuracy_of(model, tok, rows) for name, rows in tests.items()}
     model.train()
-    run.log(step, **{f"{name}_accuracy": acc for name, acc in found.items()})
+    run.log(step, **{f"{name}_accuracy": acc for name, acc in found.items()},
+            **{f"{name}_longer": longer_accuracy(rows) for name, rows in tests.items()})
     told = ", ".join(f"{name.replace('_', ' ')} {acc:.3f}" for name, acc in found.items())
     run.say(f"{title}: accuracy {told}")
 
