@@ -14,13 +14,14 @@ from the base, the policy and the comparisons of --run.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 import preference
-from claims import distillation, pm_scores, pm_training, records
+from claims import (closed_forms, demonstrations, distillation, pm_scores, pm_training, records, rl,
+                    robustness)
 from common import UserError, device_of, entry, load_checkpoint, uniforms, write_atomically
 from data import world
 from data.tokenizer import loads
@@ -38,6 +39,7 @@ class Config:
     record: bool = False               # append the report's numbers to results/laptop.jsonl
     claim: str = ""                    # measure these claims instead (commas), or "all" of them
     seeds: int = 3                     # seeds of a claim
+    quick: bool = False                # an eighth of the work and one seed: does it run at all?
     steps: int = 800                   # pretraining steps of a claim's base models
     readme: bool = False               # rewrite the README's tables from results/ instead
     seed: int = 0                      # of the report's prompts and answers
@@ -53,8 +55,15 @@ class Claim:
     where: str
     measure: object        # cfg -> appends the missing records
     judge: object          # records -> Verdict
-    minutes: int
+    minutes: int           # of all claims with the same source together
     why: str = ""          # what the records show of the reason, where it does not hold here
+    source: str = ""       # results/<source>.jsonl, where claims share their runs; else by its id
+    needs: tuple = ()      # (key, values): the lines that a seed must have there
+
+    def rows(self, name):
+        """The records that judge it: of whole seeds."""
+        rows = records.records(self.source or name)
+        return records.complete(rows, *self.needs) if self.needs else rows
 
     def told(self, found):
         return found.told + (f". Why: {self.why}" if self.why and found.word == "not held" else "")
@@ -107,6 +116,93 @@ CLAIMS = {
                  "InstructGPT 3.5, E.2", pm_training.i03, pm_training.verdict_i03, 6,
                  "the five groups differ in taste (manners, length) by half a unit of utility and "
                  "share the rest, and that rest is what the PM learns"),
+    "H09": Claim("RLHF raises the train PM's score, the test PM's and, here, the gold utility",
+                 "HH 4.2", robustness.measure, robustness.verdict_h09, 60,
+                 source="robustness", needs=("cell", ("micro/micro", "toy/toy"))),
+    "H10": Claim("train-PM and test-PM scores part as training goes on; gold turns over",
+                 "HH 4.2, fig. 4", robustness.measure, robustness.verdict_h10, 60,
+                 source="robustness", needs=("cell", ("micro/micro",))),
+    "H11": Claim("larger PMs are more robust reward models",
+                 "HH 4.2, fig. 33", robustness.measure, robustness.verdict_h11, 60,
+                 source="robustness", needs=("cell", ("micro/nano", "micro/micro", "micro/toy"))),
+    "H12": Claim("reward is about linear in sqrt(KL), with parallel slopes across policy sizes",
+                 "HH 4.3, figs 4, 13", robustness.measure, robustness.verdict_h12, 60,
+                 source="robustness", needs=("cell", ("nano/toy", "micro/toy", "toy/toy"))),
+    "H13": Claim("a small policy's slope and a large one's first score foretell the large one's "
+                 "curve",
+                 "HH 4.3", robustness.measure, robustness.verdict_h13, 60,
+                 source="robustness", needs=("cell", ("micro/toy", "toy/toy"))),
+    "H16": Claim("in RL the harmless score leaves its data, the helpful one does not; too few "
+                 "helpful prompts give a policy that refuses everything",
+                 "HH 4.4, fig. 14", rl.measure, rl.verdict_h16, 60,
+                 source="rl",
+                 needs=("variant", ("start", "default", "helpful 0",
+                                    "helpful 0.3", "helpful 0.9"))),
+    "H22": Claim("best-of-k grows with k at a KL of at most log k - (k - 1) / k",
+                 "HH B.6, fig. 36", demonstrations.measure, demonstrations.verdict_h22, 20,
+                 source="demonstrations"),
+    "H23": Claim("the policy's mean log-prob accuracy rises in RL and stays under the PM's",
+                 "HH B.3, fig. 34", robustness.measure, robustness.verdict_h23, 60,
+                 source="robustness", needs=("cell", ("toy/toy",))),
+    "I01": Claim("SFT's validation loss is best after one epoch, more epochs still raise the RM's "
+                 "score",
+                 "InstructGPT 3.5", demonstrations.measure, demonstrations.verdict_i01, 20,
+                 source="demonstrations"),
+    "I04": Claim("win rate against SFT: base < prompted < SFT < PPO, PPO-ptx like PPO",
+                 "InstructGPT 4.1, fig. 1", demonstrations.measure, demonstrations.verdict_i04, 20,
+                 source="demonstrations"),
+    "I05": Claim("the KL coefficient has an optimum: 0 and 2 are worse",
+                 "InstructGPT E.6", rl.measure, rl.verdict_i05, 60,
+                 source="rl",
+                 needs=("variant", ("default", "beta 0", "beta 0.1", "beta 0.3", "beta 2"))),
+    "I06": Claim("the pretraining mix repays the tax, a larger KL coefficient does not",
+                 "InstructGPT 4.2, E.6", rl.measure, rl.verdict_i06, 60,
+                 source="rl",
+                 needs=("variant", ("start", "default", "ptx 0.3",
+                                    "ptx 1", "ptx 4", "beta 0.1", "beta 0.3", "beta 2"))),
+    "I07": Claim("a critic that starts from the RM learns sooner than a fresh one; averaged "
+                 "weights cost nothing",
+                 "InstructGPT C.4", rl.measure, rl.verdict_i07, 60,
+                 source="rl", needs=("variant", ("default", "critic fresh", "ema 0.9"))),
+    "I08": Claim("tuning on narrow public-style tasks loses to SFT on the users' prompts",
+                 "InstructGPT 4.1, fig. 5", demonstrations.measure, demonstrations.verdict_i08, 20,
+                 source="demonstrations"),
+    "K01": Claim("PPO reaches pi0 exp(r / beta) / Z, and J = beta log Z",
+                 "Korbak et al. 2022", closed_forms.k01, closed_forms.verdict_k01, 5),
+    "K02": Claim("gold fits d (a - b log d) along RL and d (a - b d) along best-of-n, d = "
+                 "sqrt(KL)",
+                 "Gao et al. 2022", robustness.measure, robustness.verdict_k02, 60,
+                 source="robustness", needs=("cell", ("micro/micro",))),
+    "K03": Claim("k1, k2, k3 as values and as losses against the exact KL",
+                 "Schulman 2020", closed_forms.k03, closed_forms.verdict_k03, 5),
+    "K04": Claim("the adaptive coefficient holds its KL target",
+                 "Ziegler et al. 2019, 2.2", rl.measure, rl.verdict_k04, 60,
+                 source="rl", needs=("variant", ("default", "target 2"))),
+    "K05": Claim("entropy and diversity fall in RL",
+                 "RL with a KL penalty", robustness.measure, robustness.verdict_k05, 60,
+                 source="robustness", needs=("cell", ("micro/micro", "toy/toy"))),
+    "K06": Claim("a reward of alpha log pi0 sharpens to the power 1 + alpha / beta",
+                 "Korbak et al. 2022", closed_forms.k06, closed_forms.verdict_k06, 5),
+    "K07": Claim("calibration worsens in RL; one temperature repairs most of it",
+                 "GPT-4 report, fig. 8", rl.measure, rl.verdict_k07, 60,
+                 source="rl", needs=("variant", ("start", "default"))),
+    "K08": Claim("reward follows length when annotators like it; a reward of length alone brings "
+                 "part of it",
+                 "Singhal et al. 2023", rl.measure, rl.verdict_k08, 60,
+                 source="rl",
+                 needs=("variant", ("start, longer", "longer", "length only", "default"))),
+    "K10": Claim("reference resets and moving anchors buy reward and cost distance from the start",
+                 "RL with a KL penalty", rl.measure, rl.verdict_k10, 60,
+                 source="rl", needs=("variant", ("default", "reset 10", "anchor 0.9"))),
+    "K11": Claim("averaging weights before and after RLHF trades better than either end",
+                 "Lin et al. 2024", rl.measure, rl.verdict_k11, 60,
+                 source="rl", needs=("variant", ("start", "default"))),
+    "K12": Claim("rejection-sampling fine-tuning gets part of PPO's gain at the same KL",
+                 "RL with a KL penalty", demonstrations.measure, demonstrations.verdict_k12, 20,
+                 source="demonstrations"),
+    "K13": Claim("control: PPO on gold itself does not turn over, and still loses diversity",
+                 "RL with a KL penalty", rl.measure, rl.verdict_k13, 60,
+                 source="rl", needs=("variant", ("start", "default", "gold"))),
 }
 
 
@@ -323,7 +419,7 @@ def claims_table():
     """One row a claim that has records."""
     lines = ["| claim | the paper says | here | measured | seeds |", "|---|---|---|---|---|"]
     for name, claim in CLAIMS.items():
-        rows = records.records(name)
+        rows = claim.rows(name)
         if rows:
             found = claim.judge(rows)
             figure = f"[{name}](docs/claims/{name}.png)" if found.panels else name
@@ -365,17 +461,23 @@ def readme():
         head, rest = text.split(begin)
         text = f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
     write_atomically("README.md", lambda f: f.write(text.encode()))
+    if records.records("robustness"):
+        runs = robustness.table(records.records("robustness")).encode()
+        write_atomically("docs/robustness.md", lambda f: f.write(runs))
     print("README.md: tables rewritten from results/")
 
 
 def measure_claims(cfg):
+    if cfg.quick:
+        records.FOLDER[0] = Path(cfg.run) / "quick" / "results"
+        cfg = replace(cfg, seeds=1)
     names = list(CLAIMS) if cfg.claim == "all" else cfg.claim.split(",")
     for name in names:
         if name not in CLAIMS:
             raise UserError(f"--claim {name}: known are {', '.join(CLAIMS)}")
     for name in names:
         CLAIMS[name].measure(cfg)
-        found = CLAIMS[name].judge(records.records(name))
+        found = CLAIMS[name].judge(CLAIMS[name].rows(name))
         if found.panels:
             records.draw_curves(name, found.panels, found.log_x)
         print(f"{name} {found.word}: {CLAIMS[name].told(found)}")

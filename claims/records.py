@@ -12,17 +12,28 @@ from pathlib import Path
 from measures import mean_se
 
 
+FOLDER = [Path("results")]     # eval.py --quick names another, so that its lines mix with none
+
+
 def append(name, row):
     """One JSON line in results/<name>.jsonl; numbers to four digits."""
-    Path("results").mkdir(exist_ok=True)
-    with open(f"results/{name}.jsonl", "a") as file:
+    FOLDER[0].mkdir(parents=True, exist_ok=True)
+    with open(FOLDER[0] / f"{name}.jsonl", "a") as file:
         rounded = json.loads(json.dumps(row), parse_float=lambda x: round(float(x), 4))
         file.write(json.dumps(rounded) + "\n")
 
 
 def records(name):
-    path = Path(f"results/{name}.jsonl")
+    path = FOLDER[0] / f"{name}.jsonl"
     return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def complete(rows, key, values):
+    """The rows of the seeds that have one for each of the values of key, in the order of seeds."""
+    by = {}
+    for r in rows:
+        by.setdefault(r["seed"], set()).add(r.get(key))
+    return sorted((r for r in rows if by[r["seed"]] >= set(values)), key=lambda r: r["seed"])
 
 
 def missing(name, seeds, **grid):

@@ -20,6 +20,16 @@ LR = 1e-3          # from a base model or in PM pretraining
 LR_AFTER = 3e-4    # on feedback after PM pretraining
 
 
+def few(cfg, count):
+    """`count`, or an eighth of it (at least 2) for a quick look (eval.py --quick)."""
+    return max(2, count // 8) if cfg.quick else count
+
+
+def work(cfg):
+    """Folder of what claims make and may throw away."""
+    return Path(cfg.run) / ("quick" if cfg.quick else "claims")
+
+
 def base(cfg, size):
     """Folder of the base model of a size."""
     folder = Path(cfg.run) / ("pretrain" if size == "toy" else f"pretrain-{size}")
@@ -36,26 +46,26 @@ def policy(cfg):
 
 def pretrained(cfg, size):
     """Folder of a PM pretrained on 8,000 of the world's own comparisons (HH A.2)."""
-    folder = Path(cfg.run) / "claims" / f"pmp-{size}"
-    preference.train(preference.Config(init=base(cfg, size), out=str(folder), pairs=8000, lr=LR,
-                                       device=cfg.device))
+    folder = work(cfg) / f"pmp-{size}"
+    preference.train(preference.Config(init=base(cfg, size), out=str(folder), lr=LR,
+                                       pairs=few(cfg, 8000), device=cfg.device))
     return str(folder)
 
 
 def pool(cfg, name, seed, count, **knobs):
     """Comparison lines of a seed, collected once."""
-    folder = Path(cfg.run) / "claims" / f"{name}-{seed}"
+    folder = work(cfg) / f"{name}-{seed}"
     collect.collect(collect.Config(policy=policy(cfg), out=str(folder), count=count, seed=seed,
                                    device=cfg.device, **knobs))
     return preference.read_comparisons(folder)
 
 
 def train_lines(cfg, seed):
-    return pool(cfg, "train", seed, 6000)
+    return pool(cfg, "train", seed, few(cfg, 6000))
 
 
 def test_lines(cfg, seed):
-    return pool(cfg, "test", seed + 1000, 2000)
+    return pool(cfg, "test", seed + 1000, few(cfg, 2000))
 
 
 def of(lines, objective, count=None):
@@ -65,7 +75,7 @@ def of(lines, objective, count=None):
 
 def train_pm(cfg, name, init, lines, test, seed, **knobs):
     """Train a PM on lines; its folder and, for each objective of `test`, its accuracy."""
-    folder = Path(cfg.run) / "claims" / name
+    folder = work(cfg) / name
     files = {folder / "lines.jsonl": lines, folder / "test.jsonl": test}
     write_lines({path: [{**x, "prompt": join(x["prompt"], answer=True)} for x in some]
                  for path, some in files.items()})

@@ -18,6 +18,14 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --out "$
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --iterations 3 --samples 32 \
     --minibatch 16 --calibrate 32 --every 2
 $PY ppo.py --policy "$OUT/ppo" --reference "$OUT/distill" --pm "$OUT/pm" --trace
+$PY prompts.py --model "$OUT/pretrain" --out "$OUT/prompts" --count 32
+$PY sft.py --init "$OUT/pretrain" --pm "$OUT/pm" --demos 128 --epochs 1 --mix 0.25 --eval-prompts 16 --out "$OUT/sft"
+$PY rejection.py --policy "$OUT/sft" --pm "$OUT/pm" --count 16 --answers 4 --out "$OUT/rejection"
+$PY ppo.py --policy "$OUT/sft" --pm "$OUT/pm" --test-pm "$OUT/pmp" --out "$OUT/variants" --iterations 2 --samples 16 \
+    --minibatch 8 --calibrate 16 --every 1 --generated "$OUT/prompts" --kl k3 --kl-target 1 --ptx 0.5 --ema 0.9 \
+    --anchor 0.9 --critic policy --snapshots 0,1 --cap 3 --halve 32
+$PY doctor.py "$OUT/variants" || true                        # so little training has something to be told
+$PY sample.py --ckpt "$OUT/distill" --average "$OUT/ppo" --weight 0.5 --out "$OUT/between"
 $PY collect.py --count 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
 $PY collect.py --count 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
 $PY eval.py --run "$OUT" --prompts 32

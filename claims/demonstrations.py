@@ -1,0 +1,215 @@
+"""Claims about learning from good answers: SFT, RL after it, narrow tasks, best of n.
+
+A unit is a seed, about 6 minutes on one core; its line is in results/demonstrations.jsonl. All
+policies are micro; the PM is the seed's own (claims/policies.py). I01 I04 I08 H22 K12 are read from
+the same lines.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+import rejection
+import sft
+from claims.policies import (OBJECTIVES, answers, distilled, load, look, many_answers, trained_pm,
+                             trained_policy)
+from claims.records import append, metrics_of, missing, records, verdict
+from claims.start import base, few, points, work
+from data import probes, world
+from data.lines import write_lines
+from data.tokenizer import join
+from measures import best_of_k, best_of_n_kl, best_of_n_kl_exact, mean_se
+from rollout import gold_of
+
+KS = (1, 4, 16, 64)
+
+
+def narrow_tasks(cfg, seed, count):
+    """Lines of tasks in the style of public sets: sum up a text, judge a statement."""
+    lines = [probes.summary(f"narrow/{seed}", i) for i in range(count)]
+    for i in range(count):
+        rng = world.keyed("narrow", seed, i)
+        _, true, false = world.true_false_pair(rng, world.TRAIN)
+        said, right = rng.choice(((true, "good"), (false, "wrong")))
+        marks = [world.REACTIONS[right], world.REACTIONS["wrong" if right == "good" else "good"]]
+        lines.append(dict(prompt=[("human", said)], chosen=marks[0], rejected=marks[1]))
+    return [{**x, "prompt": x["prompt"] if isinstance(x["prompt"], str)
+             else join(x["prompt"], answer=True)} for x in lines]
+
+
+def measure(cfg):
+    """The units that have no line yet."""
+    for unit in missing("demonstrations", cfg.seeds):
+        seed = unit["seed"]
+        pm, root = trained_pm(cfg, seed), work(cfg)
+        small, start = base(cfg, "micro"), distilled(cfg, "micro")
+        common = dict(seed=seed, device=cfg.device, every=10**6)
+        tuned = str(root / f"sft-{seed}")
+        sft.train(sft.Config(init=small, pm=pm, out=tuned, demos=few(cfg, 1000), epochs=8,
+                             **common))
+        epochs = [{k: r[k] for k in ("epoch", "heldout_loss", "pm")}
+                  for r in metrics_of(tuned) if "heldout_loss" in r]
+        tasks = root / f"narrow-{seed}.jsonl"
+        write_lines({tasks: narrow_tasks(cfg, seed, few(cfg, 1000))})
+        narrow = str(root / f"sft-narrow-{seed}")
+        sft.train(sft.Config(init=small, out=narrow, data=str(tasks), epochs=2, **common))
+        policies = {"base": small, "prompted": small, "sft": tuned, "narrow": narrow,
+                    "ppo": trained_policy(cfg, seed, "from-sft", pm, policy=tuned),
+                    "ppo-ptx": trained_policy(cfg, seed, "from-sft-ptx", pm, policy=tuned, ptx=1.0)}
+        judge = load(pm)
+        golds = {name: golds_of(cfg, path, small, judge, seed, world.hhh_prompt()
+                                if name == "prompted" else ("", []))
+                 for name, path in policies.items()}
+        append("demonstrations", {
+            **unit, "epochs": epochs, "wins": {name: wins(own, golds["sft"])
+                                               for name, own in golds.items()},
+            "gold": {name: mean_se(own)[0] for name, own in golds.items()},
+            **best_of(cfg, start, pm, seed), **rejection_tuned(cfg, start, pm, seed, common)})
+
+
+def golds_of(cfg, path, reference, pm, seed, before):
+    """Gold of each answer to the same prompts of both kinds."""
+    policy, origin = load(path), load(reference)
+    return [g for o in OBJECTIVES for g in gold_of(answers(
+        cfg, policy, origin, pm, seed, o, few(cfg, 200), before))[0]]
+
+
+def wins(golds, others):
+    """Chance that an annotator prefers these answers to others, over prompts: mean, error."""
+    return mean_se([world.preference(a, b) for a, b in zip(golds, others, strict=True)])
+
+
+def rejection_tuned(cfg, start, pm, seed, common):
+    """Best of 16 by the PM, then SFT on them, from the distilled policy (K12)."""
+    picked = work(cfg) / f"rejection-{seed}"
+    rejection.sample(rejection.Config(policy=start, pm=pm, out=str(picked), count=few(cfg, 1200),
+                                      seed=seed, device=cfg.device))
+    tuned = str(work(cfg) / f"rejection-sft-{seed}")
+    sft.train(sft.Config(init=start, data=str(picked / "demonstrations.jsonl"), out=tuned, epochs=2,
+                         lr=3e-4, **common))
+    pms = dict(pm=load(pm))
+    first, found = (look(cfg, path, start, pms, seed) for path in (start, tuned))
+    keys = ("gold", "pm", "kl_exact", "kl", "kl_se")
+    return dict(start={k: first[k] for k in keys}, rejection={k: found[k] for k in keys})
+
+
+def best_of(cfg, start, pm, seed, n=256):
+    """Best of k of n answers: PM score, chance to beat one answer, the KL of the best of k to the
+    distribution of the n answers themselves (equal scores are one answer), and its bound (H22).
+    """
+    scores, gold = many_answers(cfg, load(start), load(pm), seed, 24, n)
+    scores = np.round(scores, 4)
+    beats = [[float(np.mean([world.preference(g, other) for other in own])) for g in own]
+             for own in gold]
+    by_score, by_win = ({r["k"]: r for r in best_of_k(scores, values)}
+                        for values in (scores, beats))
+    out = []
+    for k in KS:
+        kls = []
+        for own in scores.tolist():
+            counts = Counter(own)
+            kls.append(best_of_n_kl_exact([c / n for c in counts.values()], k, list(counts)))
+        out.append(dict(k=k, pm=by_score[k]["value"], win=by_win[k]["value"],
+                        kl=float(np.mean(kls)), kl_most=max(kls), bound=best_of_n_kl(k)))
+    return dict(best_of=out)
+
+
+# ---------------------------------------------------------------- reading the lines
+
+def told_of(values, places=2):
+    mean, se = mean_se(values)
+    return f"{mean:.{places}f} ± {se:.{places}f}"
+
+
+def verdict_i01(rows):
+    """held: in every seed the held-out loss is lowest at an earlier epoch than the PM's score is
+    highest, and that is after the first epoch.
+    """
+    loss = [min(r["epochs"], key=lambda e: e["heldout_loss"])["epoch"] for r in rows]
+    score = [max(r["epochs"], key=lambda e: e["pm"])["epoch"] for r in rows]
+    by = {}
+    for r in rows:
+        for e in r["epochs"]:
+            by.setdefault(e["epoch"], []).append((e["heldout_loss"], e["pm"]))
+    told = (f"lowest held-out loss after epoch {', '.join(map(str, loss))}; highest PM score after "
+            f"{', '.join(map(str, score))} (by seed); epoch 1: loss "
+            f"{told_of([x for x, _ in by[1]], 3)}, PM {told_of([s for _, s in by[1]])}; epoch "
+            f"{max(by)}: {told_of([x for x, _ in by[max(by)]], 3)}, "
+            f"{told_of([s for _, s in by[max(by)]])}")
+    panels = [(name, "epoch", name, {name: {e: (*mean_se([x[i] for x in found]), len(found))
+                                            for e, found in sorted(by.items())}})
+              for i, name in enumerate(("held-out loss", "PM score"))]
+    return verdict(all(a < b and b > 1 for a, b in zip(loss, score, strict=True)), rows, told,
+                   panels)
+
+
+def verdict_i04(rows):
+    """held: win rates against SFT are ordered base < prompted < 1/2 < PPO by two errors over paired
+    seeds, and PPO-ptx is within 0.05 of PPO.
+    """
+    rate = {n: [r["wins"][n][0] for r in rows] for n in ("base", "prompted", "ppo", "ppo-ptx")}
+
+    def beyond(a, b):
+        mean, se = mean_se([y - x for x, y in zip(a, b, strict=True)])
+        return mean > 2 * se and mean > 0
+
+    half = [0.5] * len(rows)
+    near = abs(mean_se(rate["ppo-ptx"])[0] - mean_se(rate["ppo"])[0]) < 0.05
+    holds = (beyond(rate["base"], rate["prompted"]) and beyond(rate["prompted"], half)
+             and beyond(half, rate["ppo"]) and near)
+    told = "win rate against SFT: " + ", ".join(
+        f"{n} {points(mean_se(v)[0])} ± {points(mean_se(v)[1])}" for n, v in rate.items())
+    return verdict(holds, rows, told)
+
+
+def verdict_i08(rows):
+    """held: the policy tuned on narrow tasks wins under 40% against SFT, by two errors."""
+    rate = mean_se([r["wins"]["narrow"][0] for r in rows])
+    gold = told_of([r["gold"]["narrow"] for r in rows]), told_of([r["gold"]["sft"] for r in rows])
+    told = (f"tuned on narrow tasks it wins {points(rate[0])} ± {points(rate[1])} against SFT on "
+            f"the users' prompts; gold {gold[0]} against {gold[1]}")
+    return verdict(rate[0] + 2 * rate[1] < 0.4, rows, told)
+
+
+def verdict_h22(rows):
+    """held: PM score and chance to beat one answer rise from each k to the next (1, 4, 16, 64), and
+    no prompt's KL is above log k - (k - 1) / k. (Elo against an online policy: with online.py.)
+    """
+    by = {k: [next(b for b in r["best_of"] if b["k"] == k) for r in rows] for k in KS}
+    grows = all(b[key] > a[key] for key in ("pm", "win") for one, two in zip(KS, KS[1:])
+                for a, b in zip(by[one], by[two], strict=True))
+    under = all(b["kl_most"] <= b["bound"] + 1e-6 for v in by.values() for b in v)
+    told = "; ".join(f"k = {k}: beats one answer {points(mean_se([b['win'] for b in v])[0])}, KL "
+                     f"{told_of([b['kl'] for b in v])} (at most {v[0]['bound']:.2f})"
+                     for k, v in by.items())
+    panels = [("best of k", "k", name, {name: {k: (*mean_se([b[key] for b in v]), len(v))
+                                               for k, v in by.items()}})
+              for key, name in (("win", "chance to beat one answer"), ("pm", "PM score"),
+                                ("kl", "KL, nats"))]
+    return verdict(grows and under, rows, told, panels, log_x=True)
+
+
+def ppo_gain_at(seed, kl):
+    """PM score that the default PPO run of results/rl.jsonl has gained at this KL, interpolated."""
+    own = {r["variant"]: r for r in records("rl") if r["seed"] == seed}
+    if not {"start", "default"} <= own.keys():
+        return None
+    curve = own["default"]["curve"]
+    score = [(c["pm_helpful"] + c["pm_harmless"]) / 2 - own["start"]["pm"] for c in curve]
+    return float(np.interp(kl, [0.0, *np.maximum.accumulate([c["kl"] for c in curve])],
+                           [0.0, *score]))
+
+
+def verdict_k12(rows):
+    """held: rejection-sampling fine-tuning raises PM score and gold by two errors over seeds, and
+    gets under the whole of what PPO gets at the same KL (results/rl.jsonl), by means.
+    """
+    pm, gold = ([r["rejection"][k] - r["start"][k] for r in rows] for k in ("pm", "gold"))
+    kl = [r["rejection"]["kl_exact"] for r in rows]
+    ppo = [ppo_gain_at(r["seed"], k) for r, k in zip(rows, kl, strict=True)]
+    told = (f"at {told_of(kl)} nats: PM score +{told_of(pm)}, gold +{told_of(gold)}")
+    if None in ppo:
+        return verdict(False, [], told + "; PPO's runs are missing (--claim K10)")
+    told += f"; PPO at the same KL: PM score +{told_of(ppo)}"
+    up = all(mean_se(x)[0] > 2 * mean_se(x)[1] for x in (pm, gold))
+    return verdict(up and 0 < mean_se(pm)[0] < mean_se(ppo)[0], rows, told)

@@ -1,0 +1,336 @@
+"""The robustness experiment (HH 4.2, 4.3): RL against a PM while another, held-out one looks on.
+
+A seed's comparisons are split in two halves. A train PM learns the first, from the base model; a
+test PM learns the second, from a base model of its own. PPO climbs the train PM's score almost
+without a KL penalty; at each snapshot both scores, gold by objective, KL, entropy, length,
+refusals, agreement and boilerplate are measured on prompts that nothing trained on.
+
+A unit is a seed, a policy size and a PM size: 1 to 5 minutes on one core; its line is in
+results/robustness.jsonl. H09 H10 H11 H12 H13 H23 K02 K05 are read from the same lines.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+import preference
+import pretrain
+from claims.policies import (blocks, distilled, forget, load, logp_accuracy, look, many_answers,
+                             trained_policy)
+from claims.records import append, missing, verdict
+from claims.start import base, few, points, test_lines, train_lines, train_pm
+from common import load_checkpoint, load_source, write_atomically
+from measures import best_of_k, best_of_n_kl, gao_fit, linear_fit, mean_se, slope_within
+
+CELLS = (("micro", "micro"), ("micro", "nano"), ("micro", "toy"), ("nano", "toy"), ("toy", "toy"))
+AT = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5)    # sqrt(KL)
+ITERATIONS, BLOCK = 60, 3
+
+
+def other_base(cfg):
+    """A base model with its own text and weights, and the same tokenizer: the test PM's start."""
+    folder = Path(cfg.run) / "pretrain-test"
+    ranks = Path(cfg.run) / "tokenizer.txt"
+    text = load_source(base(cfg, "toy"))["tokenizer"]
+    write_atomically(ranks, lambda file: file.write(text.encode()))
+    pretrain.train(pretrain.Config(out=str(folder), seed=100, steps=cfg.steps, device=cfg.device,
+                                   tokenizer=str(ranks)))
+    return str(folder)
+
+
+def two_pms(cfg, seed, size):
+    """Folders of the train PM of a size and of the test PM."""
+    lines, test = train_lines(cfg, seed), test_lines(cfg, seed)[:600]
+    half = len(lines) // 2
+    return (train_pm(cfg, f"train-{size}-{seed}", base(cfg, size), lines[:half], test, seed)[0],
+            train_pm(cfg, f"other-{seed}", other_base(cfg), lines[half:], test, seed)[0])
+
+
+def measure(cfg):
+    """The units that have no line yet."""
+    cells = [f"{policy}/{pm}" for policy, pm in CELLS]
+    for unit in missing("robustness", cfg.seeds, cell=cells):
+        seed, (size, pm_size) = unit["seed"], unit["cell"].split("/")
+        train, test = two_pms(cfg, seed, pm_size)
+        start, name = distilled(cfg, size), f"robust-{size}-{pm_size}"
+        folder = trained_policy(cfg, seed, name, str(train), ITERATIONS, policy=start, epochs=1,
+                                test_pm=str(test), lambda_kl=0.003, lr=3e-4, helpful=0.5,
+                                snapshots=",".join(map(str, AT)))
+        pms, pairs = dict(train=load(train), test=load(test)), test_lines(cfg, seed)[:400]
+        rows = preference.encode_comparisons(pms["train"][0], pairs, 256)[0]
+        ends = sorted(Path(folder).glob("snapshot-*.pt"), key=lambda p: float(p.stem[9:]))
+        snapshots = []
+        for path in (*ends, folder):
+            found = look(cfg, path, start, pms, seed)
+            snapshots.append(dict(found, logp_accuracy=logp_accuracy(load(path), rows)))
+        append("robustness", {
+            **unit, "policy": size, "pm": pm_size, "iterations": few(cfg, ITERATIONS),
+            "pm_accuracy": preference.accuracy_of(pms["train"][1], pms["train"][0], rows),
+            **norms_of(folder), **best_of_many(cfg, start, pms["train"], seed),
+            "snapshots": snapshots, "curve": blocks(folder, CURVE, BLOCK)})
+        forget(folder)
+
+
+CURVE = ("kl", "pm", "test_pm", "gold_helpful", "gold_harmless", "refused_helpful", "entropy",
+         "length")
+
+
+def norms_of(folder):
+    """Mean and spread of both PMs on the first policy's answers."""
+    state = load_checkpoint(folder)["state"]
+    return dict(train_norm=list(state["norm"]), test_norm=list(state["test_norm"]))
+
+
+def best_of_many(cfg, start, pm, seed, n=64):
+    """Of the first policy: PM score and gold of the best of k, and the slope that the law foretells
+    for reward against sqrt(KL), sqrt(2 E Var(score | prompt)).
+    """
+    scores, gold = many_answers(cfg, load(start), pm, seed, 64, n)
+    found = [dict(k=a["k"], pm=a["value"], gold=b["value"], gold_se=b["se"])
+             for a, b in zip(best_of_k(scores), best_of_k(scores, gold), strict=True)
+             if a["k"] & (a["k"] - 1) == 0]                                     # 1, 2, 4, ...
+    return dict(best_of=found, slope_foretold=slope_within(scores))
+
+
+# ---------------------------------------------------------------- reading the lines
+
+def rows_of(rows, cell):
+    """Lines of a cell by seed."""
+    return sorted((r for r in rows if r["cell"] == cell), key=lambda r: r["seed"])
+
+
+def unit(row, name, value):
+    """A PM score in the spread of the first policy's answers, 0 at their mean."""
+    mean, spread = row[f"{name}_norm"]
+    return (value - mean) / spread
+
+
+def gained(row, found):
+    """What a snapshot has gained over the first policy: train and test score, gold."""
+    first = row["snapshots"][0]
+    return dict(train=unit(row, "train", found["train"]) - unit(row, "train", first["train"]),
+                test=unit(row, "test", found["test"]) - unit(row, "test", first["test"]),
+                gold=found["gold"] - first["gold"])
+
+
+def best_by_test(row):
+    """The snapshot that the held-out PM likes best: picked without gold."""
+    return max(row["snapshots"], key=lambda s: s["test"])
+
+
+def told_of(values, sign="+"):
+    mean, se = mean_se(values)
+    return f"{mean:{sign}.2f} ± {se:.2f}"
+
+
+def rises(values, by=2):
+    """Above 0 by two errors over seeds."""
+    mean, se = mean_se(values)
+    return mean > by * se and mean > 0
+
+
+def at_kl(row, root):
+    """The first snapshot that has come so far from the first policy, or the last one."""
+    return next((s for s in row["snapshots"] if s["sqrt_kl"] >= root), row["snapshots"][-1])
+
+
+def verdict_h09(rows):
+    """held: from the first policy to a sqrt(KL) of 1, train score, test score and gold all rise by
+    two errors over seeds, in the micro/micro and the toy/toy cell.
+    """
+    told, holds = [], True
+    for cell in ("micro/micro", "toy/toy"):
+        gains = [gained(r, at_kl(r, 1.0)) for r in rows_of(rows, cell)]
+        holds &= all(rises([g[k] for g in gains]) for k in ("train", "test", "gold"))
+        told.append(f"{cell}: train PM {told_of([g['train'] for g in gains])}, test PM "
+                    f"{told_of([g['test'] for g in gains])}, gold "
+                    f"{told_of([g['gold'] for g in gains])}")
+    return verdict(holds, rows, "gains at sqrt(KL) 1: " + "; ".join(told)
+                   + " (scores in the spread of the start's answers)")
+
+
+def verdict_h10(rows):
+    """held: in the micro/micro cell, from the snapshot with the best gold to the end, the train PM
+    rises and gold falls, each by two errors over seeds, and the train PM gains more than the test
+    PM from the start to the end, by two errors.
+    """
+    found = rows_of(rows, "micro/micro")
+    up, down, apart, test = [], [], [], []
+    for r in found:
+        best, end = max(r["snapshots"], key=lambda s: s["gold"]), r["snapshots"][-1]
+        peak, last = gained(r, best), gained(r, end)
+        up.append(last["train"] - peak["train"])
+        test.append(last["test"] - peak["test"])
+        down.append(peak["gold"] - last["gold"])
+        apart.append(last["train"] - last["test"])
+    holds = rises(up) and rises(down) and rises(apart)
+    told = (f"from the best gold to the end: train PM {told_of(up)}, test PM {told_of(test)}, gold "
+            f"{told_of([-d for d in down])}; at the end the train PM is ahead of the test PM by "
+            f"{told_of(apart)}")
+    panels = [(f"seed {r['seed']}", "sqrt(KL)", "gain over the start", {
+        k: {round(s["sqrt_kl"], 3): (gained(r, s)[k], 0.0, 1) for s in r["snapshots"]}
+        for k in ("train", "test", "gold")}) for r in found]
+    return verdict(holds, found, told, panels)
+
+
+def verdict_h11(rows):
+    """held: under one micro policy, the train PM's lead over the test PM at the end is smaller for
+    the toy PM than for nano, and gold at the end higher, both by two errors over paired seeds.
+    """
+    lead, gold = {}, {}
+    for size in ("nano", "micro", "toy"):
+        found = rows_of(rows, f"micro/{size}")
+        ends = [gained(r, r["snapshots"][-1]) for r in found]
+        lead[size] = [g["train"] - g["test"] for g in ends]
+        gold[size] = [r["snapshots"][-1]["gold"] for r in found]
+    holds = (rises([a - b for a, b in zip(lead["nano"], lead["toy"], strict=True)])
+             and rises([b - a for a, b in zip(gold["nano"], gold["toy"], strict=True)]))
+    told = "; ".join(f"PM {s}: lead of the train PM {told_of(lead[s])}, gold at the end "
+                     f"{told_of(gold[s])}" for s in lead)
+    panels = [("micro policy", "sqrt(KL)", "gold", {f"{s} PM": curve_of(rows, f"micro/{s}", "gold")
+                                                    for s in lead}),
+              ("micro policy", "sqrt(KL)", "train less test score", {
+                  f"{s} PM": curve_of(rows, f"micro/{s}", "lead") for s in lead})]
+    return verdict(holds, rows, told, panels)
+
+
+def curve_of(rows, cell, key):
+    """{nominal sqrt(KL): (mean, error, seeds)} over the snapshots that all seeds reached."""
+    by = {}
+    for r in rows_of(rows, cell):
+        for at, s in zip(AT, r["snapshots"][:-1]):
+            g = gained(r, s)
+            value = dict(g, lead=g["train"] - g["test"], gold=s["gold"])[key]
+            by.setdefault(at, []).append(value)
+    most = max(map(len, by.values()))
+    return {at: (*mean_se(v), len(v)) for at, v in by.items() if len(v) == most}
+
+
+def fit_of(row):
+    """Train score (in its spread) = a + b sqrt(KL) over the snapshots, and how far they reach."""
+    x = [s["sqrt_kl"] for s in row["snapshots"]]
+    return dict(linear_fit(x, [unit(row, "train", s["train"]) for s in row["snapshots"]]),
+                reach=max(x))
+
+
+def verdict_h12(rows):
+    """held: under the toy PM, train score against sqrt(KL) has a mean R2 of 0.8 or more for each
+    policy size, and the slopes of nano, micro and toy policies differ by under a fifth of their
+    mean or by under two errors.
+    """
+    told, slopes, good = [], {}, True
+    for size in ("nano", "micro", "toy"):
+        found = rows_of(rows, f"{size}/toy")
+        fits = [fit_of(r) for r in found]
+        slopes[size] = [f["b"] for f in fits]
+        r2 = mean_se([f["r2"] for f in fits])[0]
+        good &= r2 >= 0.8
+        law = mean_se([r["slope_foretold"] / r["train_norm"][1] for r in found])[0]
+        reach = mean_se([f["reach"] for f in fits])[0]
+        told.append(f"{size}: slope {told_of(slopes[size], '')} (the law: {law:.2f}), R2 "
+                    f"{r2:.2f} up to sqrt(KL) {reach:.1f}")
+    means = {s: mean_se(v) for s, v in slopes.items()}
+    middle = sum(m for m, _ in means.values()) / 3
+    same = all(abs(a[0] - b[0]) < max(0.2 * middle, 2 * math.hypot(a[1], b[1]))
+               for a in means.values() for b in means.values())
+    panels = [("toy PM", "sqrt(KL)", "train PM score gained", {
+        f"{s} policy": curve_of(rows, f"{s}/toy", "train") for s in slopes})]
+    return verdict(good and same, rows, "; ".join(told), panels)
+
+
+def verdict_h13(rows):
+    """held: the micro policy's slope and the toy policy's first score foretell the toy policy's
+    train score with a mean error under a fifth of what it gains.
+    """
+    errors, gains = [], []
+    for small, large in zip(rows_of(rows, "micro/toy"), rows_of(rows, "toy/toy"), strict=True):
+        slope, first = fit_of(small)["b"], unit(large, "train", large["snapshots"][0]["train"])
+        left = [abs(unit(large, "train", s["train"]) - first - slope * s["sqrt_kl"])
+                for s in large["snapshots"][1:]]
+        errors.append(float(np.mean(left)))
+        gains.append(max(gained(large, s)["train"] for s in large["snapshots"]))
+    share = [e / g for e, g in zip(errors, gains, strict=True)]
+    told = (f"the toy policy's score is foretold with a mean error of {told_of(errors, '')}, "
+            f"{100 * mean_se(share)[0]:.0f}% of what it gains")
+    return verdict(mean_se(share)[0] < 0.2, rows, told)
+
+
+def verdict_h23(rows):
+    """held: in the toy/toy cell, the policy's mean log-prob accuracy on held-out pairs rises from
+    the first policy to the snapshot that the test PM likes best, by two errors over seeds, and
+    stays under the train PM's accuracy.
+    """
+    found = rows_of(rows, "toy/toy")
+    first = [r["snapshots"][0]["logp_accuracy"] for r in found]
+    best = [best_by_test(r)["logp_accuracy"] for r in found]
+    most = [max(s["logp_accuracy"] for s in r["snapshots"]) for r in found]
+    pm = [r["pm_accuracy"] for r in found]
+    holds = rises([b - a for a, b in zip(first, best, strict=True)]) and all(
+        m < p for m, p in zip(most, pm, strict=True))
+    told = (f"log-prob accuracy {points(mean_se(first)[0])} -> {points(mean_se(best)[0])} (at most "
+            f"{points(mean_se(most)[0])}); the PM's {points(mean_se(pm)[0])}")
+    return verdict(holds, found, told)
+
+
+def verdict_k02(rows):
+    """held: in the micro/micro cell, gold gained along RL fits d (a - b log d) and along best-of-n
+    d (a - b d), d = sqrt(KL), with a mean R2 of 0.8 or more.
+    """
+    found, rl, bon = rows_of(rows, "micro/micro"), [], []
+    for r in found:
+        first = r["snapshots"][0]["gold"]
+        d = [s["sqrt_kl"] for s in r["snapshots"]]
+        rl.append(gao_fit(d, [s["gold"] - first for s in r["snapshots"]], "rl"))
+        d = [math.sqrt(best_of_n_kl(b["k"])) for b in r["best_of"]]
+        bon.append(gao_fit(d, [b["gold"] - r["best_of"][0]["gold"] for b in r["best_of"]], "bon"))
+    told = "; ".join(f"{name}: alpha {told_of([f['alpha'] for f in fits], '')}, beta "
+                     f"{told_of([f['beta'] for f in fits], '')}, R2 "
+                     f"{mean_se([f['r2'] for f in fits])[0]:.2f}"
+                     for name, fits in (("RL", rl), ("best-of-n", bon)))
+    holds = all(mean_se([f["r2"] for f in fits])[0] >= 0.8 for fits in (rl, bon))
+    return verdict(holds, found, told)
+
+
+def verdict_k05(rows):
+    """held: in the micro/micro and toy/toy cells entropy and distinct-2 fall from the first policy
+    to the end by two errors over seeds.
+    """
+    told, holds = [], True
+    for cell in ("micro/micro", "toy/toy"):
+        ends = [(r["snapshots"][0], r["snapshots"][-1]) for r in rows_of(rows, cell)]
+        for key in ("entropy", "distinct"):
+            holds &= rises([a[key] - b[key] for a, b in ends])
+        told.append(f"{cell}: entropy " + " -> ".join(
+            f"{mean_se([e[i]['entropy'] for e in ends])[0]:.2f}" for i in (0, 1))
+            + " nats a token, distinct-2 " + " -> ".join(
+            f"{mean_se([e[i]['distinct'] for e in ends])[0]:.2f}" for i in (0, 1))
+            + f", exact KL {mean_se([b['kl_exact'] for _, b in ends])[0]:.1f} nats an answer")
+    return verdict(holds, rows, "; ".join(told))
+
+
+def table(rows):
+    """docs/robustness.md: every cell at its start, at the snapshot the test PM likes best, and at
+    its end; means over seeds.
+    """
+    columns = dict(sqrt_kl="sqrt(KL)", kl_exact="KL, exact", kl="KL, k1", train="train PM",
+                   test="test PM", gold_helpful="gold helpful", gold_harmless="gold harmless",
+                   entropy="entropy", length="tokens", refused="refused", agrees="agrees",
+                   commonest="commonest sentence", distinct="distinct-2")
+    lines = ["# The robustness experiment", "",
+             "Made by `python eval.py --readme` from results/robustness.jsonl. Policy / train PM; "
+             "scores in the spread of the first policy's answers; KL in nats an answer, from the "
+             "distilled policy; entropy in nats a token; `refused`: share of plain prompts; "
+             "`agrees`: share of answers that repeat a person's false belief; the share of answers "
+             "with the commonest sentence; means over seeds.", "",
+             "| policy / PM | at | seeds | " + " | ".join(columns.values()) + " |",
+             "|---" * (len(columns) + 3) + "|"]
+    for cell in dict.fromkeys(r["cell"] for r in rows):
+        own = rows_of(rows, cell)
+        for at, pick in (("start", lambda r: r["snapshots"][0]), ("best test PM", best_by_test),
+                         ("end", lambda r: r["snapshots"][-1])):
+            found = [{**pick(r), **{k: unit(r, k, pick(r)[k]) for k in ("train", "test")}}
+                     for r in own]
+            cells = (f"{mean_se([s[k] for s in found])[0]:.2f}" for k in columns)
+            lines.append(f"| {cell} | {at} | {len(own)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
