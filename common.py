@@ -360,7 +360,7 @@ class Run:
     def log(self, step, **metrics):
         """One JSON line of plain numbers."""
         if self.rank == 0:
-            row = {k: round(v, 6) if isinstance(v, float) else v for k, v in metrics.items()}
+            row = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in metrics.items()}
             with open(self.dir / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(dict(step=step, **row)) + "\n")
 

@@ -52,6 +52,15 @@ def load_models(cfg, device, resume=None):
     return tok, m
 
 
+def in_score_units(critic, norm):
+    """Puts a PM's head into the unit of normalized scores, which the critic foretells: else its
+    first values are off by the PM's mean, and all first advantages with them.
+    """
+    with torch.no_grad():
+        critic.score_head.bias.sub_(norm[0]).div_(norm[1])
+        critic.score_head.weight.div_(norm[1])
+
+
 def need_separate(policy, reference):
     """The reference must be another object with storage of its own, or the KL is 0 for ever."""
     owned = {p.data_ptr() for p in policy.parameters()}

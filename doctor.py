@@ -83,7 +83,7 @@ METRICS = {  # stage -> metric -> (unit, formula); the only place that says what
         "kl_gap": ("nats an answer", "mean over the same answers of the k1 sum minus the exact "
                    "sum; 0 is expected"),
         "kl_gap_se": ("nats an answer", "standard error of kl_gap over answers"),
-        "kl_start": ("nats an answer", "kl to the first policy, where the reference moves"),
+        "kl_start": ("nats an answer", "kl to pi0 as the run began, where the reference moves"),
         "entropy": ("nats a token", "mean over response tokens of -log pi"),
         "length": ("tokens", "mean over answers, end of turn included"),
         "unfinished": ("share", "answers without an end of turn"),
@@ -398,7 +398,7 @@ def length_stays(run):
 
 
 def held_out_agrees(run):
-    """Over-optimization (HH 4.3): the score goes on rising while a held-out PM's falls."""
+    """Over-optimization (HH 4.2): the score goes on rising while a held-out PM's falls."""
     if not any("test_pm" in row for row in run.rows):
         return "look", "no held-out PM: give --test-pm"
     score, test = zip(*run.columns("score", "test_pm"))

@@ -387,7 +387,7 @@ def best_of_n_kl(n):
     """log n - (n - 1) / n: the most that best of n can move from its base, KL(best || base), nats.
 
     Reached where no two samples ever tie, as with ever more outcomes equally likely; an upper bound
-    otherwise (Beirami et al. 2024). HH B.6 takes log n, which is above it by (n - 1) / n.
+    otherwise (Beirami et al. 2024). HH takes log n (4.3), above it by (n - 1) / n.
     ValueError for n under 1.
     """
     if not 1 <= n < math.inf:

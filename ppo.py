@@ -28,8 +28,8 @@ import torch
 
 from common import (Run, UserError, adamw, entry, highest, keyed, mine, start, total, uniforms,
                     update)
-from control import (adapted, bad_batch, follow, is_over, keep_snapshots, load_models, own_critic,
-                     rates, save_run, served, wanted_snapshots)
+from control import (adapted, bad_batch, follow, in_score_units, is_over, keep_snapshots,
+                     load_models, own_critic, rates, save_run, served, wanted_snapshots)
 from model import by_length, pad_rows, response_mask
 from pretrain import lm_loss, mixture, show, shown_for
 from prompts import asker
@@ -73,14 +73,14 @@ class Config:
     cap: float = 0.0                   # normalized scores are held within +- this; 0: free
     unfinished: float = 1.0            # subtracted from the score of an answer with no end of turn
     ptx: float = 0.0                   # gamma of PPO-ptx, on mean nats a token (InstructGPT: 27.8)
-    ptx_ratio: int = 1                 # texts for each answer (InstructGPT: 8)
+    ptx_ratio: int = 1                 # texts for each answer and pass (InstructGPT: 8)
     ptx_length: int = 64               # tokens of such a text at most
     ptx_text: str = ""                 # their .txt and .jsonl files, by commas; "": toy world
     ema: float = 0.0                   # decay an iteration of averaged weights, kept at the end
     reset: int = 0                     # iterations after which pi0 becomes the policy; 0: never
     anchor: float = 0.0                # decay an iteration with which pi0 follows the policy; 0: no
     snapshots: str = ""                # sqrt(KL) values by commas: weights are kept at each
-    patience: int = 0                  # iterations without a better mean test_pm until it stops
+    patience: int = 0                  # iterations without a better mean test_pm: the best is kept
     seed: int = 0                      # of prompts, answers and order
     every: int = 10                    # iterations between samples and checkpoints
     trace: bool = False                # print one rollout as a table, then stop
@@ -155,7 +155,6 @@ def value_loss(values, old, returns, mask, clip):
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2).sum()
 
 
-
 # ---------------------------------------------------------------- data
 
 def critic_values(critic, rows, starts, R):
@@ -181,7 +180,6 @@ def advantages_of(cfg, batch, critic, lambda_kl):
     return dict(batch, values=torch.where(mask, values, 0.0), rewards=rewards, returns=returns,
                 advantages=whiten(plain, mask, mean, spread), plain=plain, spread=spread,
                 lambda_kl=lambda_kl)
-
 
 
 # ---------------------------------------------------------------- train
@@ -251,8 +249,9 @@ CHOICES = dict(kl=("reward", "k2", "k3", "none"), decay=("constant", "linear"),
                critic=("pm", "policy", "fresh"))
 RANGES = ((1, math.inf, "iterations samples minibatch micro epochs new every ptx_ratio"),
           (2, math.inf, "ptx_length"), (1e-6, math.inf, "temperature"),
-          (0, 1, "helpful mix ema anchor"),
-          (0, math.inf, "halve patience reset kl_target calibrate cap value_clip ptx"))
+          (0, 1, "helpful mix ema anchor gamma lam"), (0, 4.9, "kl_gain"),
+          (0, math.inf, "lr critic_lr lambda_kl halve patience reset kl_target calibrate cap clip "
+                        "value_clip ptx"))
 
 
 def check(cfg, world_size):
@@ -274,6 +273,8 @@ def check(cfg, world_size):
     if cfg.pm == "gold" and (cfg.critic == "pm" or cfg.prompts or cfg.generated):
         raise UserError("--pm gold is no model and knows the toy world's own prompts only: take "
                         "--critic policy or fresh, and no --prompts or --generated")
+    if cfg.kl_target and not cfg.lambda_kl:
+        raise UserError("--kl-target needs a --lambda-kl above 0 to begin with: it is multiplied")
     if cfg.reset and cfg.anchor:
         raise UserError("--reset and --anchor both move the reference: choose one")
     wanted_snapshots(cfg)
@@ -326,11 +327,14 @@ def train(cfg):
         return print(f"ppo: {run.dir} is finished, skipped") if rank == 0 else None
     resume = run.resume if run else own_critic(cfg)
     tok, m = load_models(cfg, device, resume)
-    room = min(x.config.n_ctx for x in (m.policy, m.pm) if x) - cfg.new - 1
+    readers = filter(None, (m.policy, m.reference, m.pm, m.test_pm))
+    room = min(x.config.n_ctx for x in readers) - cfg.new - 1
     ask = asker(cfg, tok, room, rank)
     mix = mixture(cfg, tok, rank, world_size) if cfg.ptx else None
     sample = partial(scored, cfg, tok, m, ask)
     state = resume["state"] if resume else beginning(cfg, rank, world_size, sample, device)
+    if not resume and cfg.critic == "pm":
+        in_score_units(m.critic, state["norm"])
     if cfg.trace:
         batch = sample(range(1), "trace", state)
         return print(trace(tok, advantages_of(cfg, batch, m.critic, state["lambda_kl"])))

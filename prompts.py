@@ -127,15 +127,19 @@ def asker(cfg, tok, room, rank=0):
     sets = {name: sets_of(tok, name, room, rank)
             for name in (cfg.prompts, cfg.generated) if name}
 
+    flat = {name: [x for some in kept.values() for x in some] for name, kept in sets.items()}
+
     def one(row, stage):
         rng = keyed(cfg.seed, "prompts", stage, row)
-        from_model, helps, pick = rng.random(3)
+        from_model, helps, known, pick = rng.random(4)
         name = cfg.generated if cfg.generated and from_model < cfg.mix else cfg.prompts
         if not name:
             turns = world.prompt(f"{stage}/{cfg.seed}", row, world.TRAIN, p_harm=1 - cfg.helpful)
             return turns, tok.render(turns, answer=True)
         objective = "helpful" if helps < cfg.helpful else "harmless"
-        some = sets[name].get(objective) or [x for v in sets[name].values() for x in v]
+        some, unknown = sets[name].get(objective) or flat[name], sets[name].get("any", ())
+        if known < len(unknown) / len(flat[name]):           # their share of the set, as it is
+            some = unknown
         return some[int(pick * len(some))]
 
     def ask(rows, stage):

@@ -122,25 +122,23 @@ def told_of(values, places=2):
 
 
 def verdict_i01(rows):
-    """held: in every seed the held-out loss is lowest at an earlier epoch than the PM's score is
-    highest, and that is after the first epoch.
+    """held: the last epoch has a higher held-out loss and a higher PM score than the epoch whose
+    mean loss over seeds is least, each by two errors over seeds.
     """
-    loss = [min(r["epochs"], key=lambda e: e["heldout_loss"])["epoch"] for r in rows]
-    score = [max(r["epochs"], key=lambda e: e["pm"])["epoch"] for r in rows]
-    by = {}
-    for r in rows:
-        for e in r["epochs"]:
-            by.setdefault(e["epoch"], []).append((e["heldout_loss"], e["pm"]))
-    told = (f"lowest held-out loss after epoch {', '.join(map(str, loss))}; highest PM score after "
-            f"{', '.join(map(str, score))} (by seed); epoch 1: loss "
-            f"{told_of([x for x, _ in by[1]], 3)}, PM {told_of([s for _, s in by[1]])}; epoch "
-            f"{max(by)}: {told_of([x for x, _ in by[max(by)]], 3)}, "
-            f"{told_of([s for _, s in by[max(by)]])}")
-    panels = [(name, "epoch", name, {name: {e: (*mean_se([x[i] for x in found]), len(found))
-                                            for e, found in sorted(by.items())}})
-              for i, name in enumerate(("held-out loss", "PM score"))]
-    return verdict(all(a < b and b > 1 for a, b in zip(loss, score, strict=True)), rows, told,
-                   panels)
+    by = {e: [next(x for x in r["epochs"] if x["epoch"] == e) for r in rows]
+          for e in range(1, max(x["epoch"] for x in rows[0]["epochs"]) + 1)}
+    least = min(by, key=lambda e: mean_se([x["heldout_loss"] for x in by[e]])[0])
+    last, found = max(by), {}
+    for key in ("heldout_loss", "pm"):
+        found[key] = mean_se([b[key] - a[key] for a, b in zip(by[least], by[last], strict=True)])
+    told = (f"held-out loss is least after epoch {least} of {last}: "
+            f"{told_of([x['heldout_loss'] for x in by[least]], 3)}; from there to the end loss "
+            f"{found['heldout_loss'][0]:+.3f} ± {found['heldout_loss'][1]:.3f}, PM score "
+            f"{found['pm'][0]:+.2f} ± {found['pm'][1]:.2f}")
+    panels = [(name, "epoch", name, {name: {e: (*mean_se([x[key] for x in own]), len(own))
+                                            for e, own in by.items()}})
+              for key, name in (("heldout_loss", "held-out loss"), ("pm", "PM score"))]
+    return verdict(all(m > 2 * se and m > 0 for m, se in found.values()), rows, told, panels)
 
 
 def verdict_i04(rows):
@@ -172,8 +170,9 @@ def verdict_i08(rows):
 
 
 def verdict_h22(rows):
-    """held: PM score and chance to beat one answer rise from each k to the next (1, 4, 16, 64), and
-    no prompt's KL is above log k - (k - 1) / k. (Elo against an online policy: with online.py.)
+    """held: PM score and chance to beat one answer rise from each k to the next (1, 4, 16, 64) in
+    every seed; that no prompt's KL is above log k - (k - 1) / k is a check of the code. (Elo
+    against an online policy is not measured here.)
     """
     by = {k: [next(b for b in r["best_of"] if b["k"] == k) for r in rows] for k in KS}
     grows = all(b[key] > a[key] for key in ("pm", "win") for one, two in zip(KS, KS[1:])
@@ -190,26 +189,30 @@ def verdict_h22(rows):
 
 
 def ppo_gain_at(seed, kl):
-    """PM score that the default PPO run of results/rl.jsonl has gained at this KL, interpolated."""
+    """PM score that the default PPO run of results/rl.jsonl has gained at this exact KL, on the
+    same prompts, between its snapshots; None where it has none so far out, or no line.
+    """
     own = {r["variant"]: r for r in records("rl") if r["seed"] == seed}
     if not {"start", "default"} <= own.keys():
         return None
-    curve = own["default"]["curve"]
-    score = [(c["pm_helpful"] + c["pm_harmless"]) / 2 - own["start"]["pm"] for c in curve]
-    return float(np.interp(kl, [0.0, *np.maximum.accumulate([c["kl"] for c in curve])],
-                           [0.0, *score]))
+    way = sorted((s["kl_exact"], s["pm"]) for s in [*own["default"]["way"], own["default"]])
+    if kl > way[-1][0]:
+        return None
+    first = own["start"]["pm"]
+    return float(np.interp(kl, [0.0, *(d for d, _ in way)], [0.0, *(s - first for _, s in way)]))
 
 
 def verdict_k12(rows):
     """held: rejection-sampling fine-tuning raises PM score and gold by two errors over seeds, and
-    gets under the whole of what PPO gets at the same KL (results/rl.jsonl), by means.
+    gets less of the PM's score than PPO at the same KL (results/rl.jsonl), by two errors.
     """
     pm, gold = ([r["rejection"][k] - r["start"][k] for r in rows] for k in ("pm", "gold"))
     kl = [r["rejection"]["kl_exact"] for r in rows]
     ppo = [ppo_gain_at(r["seed"], k) for r, k in zip(rows, kl, strict=True)]
-    told = (f"at {told_of(kl)} nats: PM score +{told_of(pm)}, gold +{told_of(gold)}")
+    told = f"at {told_of(kl)} nats: PM score +{told_of(pm)}, gold +{told_of(gold)}"
     if None in ppo:
-        return verdict(False, [], told + "; PPO's runs are missing (--claim K10)")
+        return verdict(False, [], told + "; no PPO run (--claim K10) has gone so far")
+    less = [b - a for a, b in zip(pm, ppo, strict=True)]
+    up = [mean_se(x) for x in (pm, gold, less)]
     told += f"; PPO at the same KL: PM score +{told_of(ppo)}"
-    up = all(mean_se(x)[0] > 2 * mean_se(x)[1] for x in (pm, gold))
-    return verdict(up and 0 < mean_se(pm)[0] < mean_se(ppo)[0], rows, told)
+    return verdict(all(m > 2 * se and m > 0 for m, se in up), rows, told)

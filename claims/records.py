@@ -12,6 +12,8 @@ from pathlib import Path
 from measures import mean_se
 
 
+LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"),
+         ("#E69F00", "P"), ("#000000", "x"))      # for the colour-blind, and in grey by marker
 FOLDER = [Path("results")]     # eval.py --quick names another, so that its lines mix with none
 
 
@@ -105,10 +107,10 @@ def draw_curves(name, panels, log_x=False):
     figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False,
                                 layout="constrained")
     for ax, (title, x_label, y_label, lines) in zip(axes[0], panels, strict=True):
-        for label, points in lines.items():
+        for (label, points), (color, marker) in zip(lines.items(), itertools.cycle(LOOKS)):
             x, found = list(points), list(points.values())
-            ax.errorbar(x, [f[0] for f in found], [f[1] for f in found], marker="o", ms=3,
-                        capsize=2, label=str(label))
+            ax.errorbar(x, [f[0] for f in found], [f[1] for f in found], marker=marker, ms=4,
+                        color=color, capsize=2, label=str(label))
         ax.set(title=title, xlabel=x_label, ylabel=y_label)
         if log_x:
             ax.set_xscale("log")

@@ -6,6 +6,8 @@ of the seed's comparisons) unless the variant says otherwise. I05 I06 I07 H16 K0
 K13 are read from the same lines.
 """
 
+from pathlib import Path
+
 import torch
 
 import collect
@@ -13,23 +15,23 @@ import preference
 from claims.policies import (blocks, distilled, forget, load, look, text_loss, trained_pm,
                              trained_policy)
 from claims.records import append, missing, verdict
-from claims.start import LR_AFTER, few, points, policy, pretrained, test_lines, train_pm, work
+from claims.start import (LR_AFTER, base, few, points, policy, pretrained, test_lines, train_pm,
+                          work)
 from common import load_checkpoint, save_checkpoint
 from measures import choice_ece, choice_temperature, mean_se
 from model import averaged, pad_rows, response_mask
 from pretrain import documents_of
 
-OVER = dict(lambda_kl=0.003, lr=3e-4, epochs=1, helpful=0.5)       # as in claims/robustness.py
+OVER = dict(lambda_kl=0.003, lr=3e-4, epochs=1, helpful=0.5, iterations=60)  # as robustness.py has
 VARIANTS = {
-    "default": {}, "beta 0": dict(lambda_kl=0.0), "beta 0.1": dict(lambda_kl=0.1),
-    "beta 0.3": dict(lambda_kl=0.3), "beta 2": dict(lambda_kl=2.0),
-    "ptx 0.3": dict(ptx=0.3), "ptx 1": dict(ptx=1.0), "ptx 4": dict(ptx=4.0),
+    "default": dict(snapshots="0.25,0.5,0.75,1,1.25,1.5"),
+    "beta 0": dict(lambda_kl=0.0), "beta 0.1": dict(lambda_kl=0.1), "beta 2": dict(lambda_kl=2.0),
+    "ptx 1": dict(ptx=1.0), "ptx 4": dict(ptx=4.0),
     "critic fresh": dict(critic="fresh"), "ema 0.9": dict(ema=0.9),
     "target 2": dict(kl_target=2.0, iterations=70), "reset 10": dict(reset=10),
-    "anchor 0.9": dict(anchor=0.9),
-    "helpful 0": dict(helpful=0.0), "helpful 0.3": dict(helpful=0.3),
+    "anchor 0.9": dict(anchor=0.9), "helpful 0": dict(helpful=0.0),
     "helpful 0.9": dict(helpful=0.9),
-    "gold": dict(pm="gold", critic="policy", **OVER),
+    "over": OVER, "gold": dict(OVER, pm="gold", critic="policy"),
     "longer": {}, "length only": {},
 }
 PMS = {"longer": dict(longer=0.5), "length only": dict(longer=20.0)}   # annotators, where not plain
@@ -55,27 +57,39 @@ def measure(cfg):
         judge = biased_pm(cfg, seed, "longer") if variant in PMS else plain
         reward = biased_pm(cfg, seed, variant) if variant in PMS else plain
         knobs = {"pm": reward, **VARIANTS[variant]}
-        start = distilled(cfg, "micro")
+        start, more = distilled(cfg, "micro"), []
         folder = trained_policy(cfg, seed, variant.replace(" ", "-"), **knobs)
         pms = dict(pm=load(judge))
         row = dict(look(cfg, folder, start, pms, seed), tax=text_loss(cfg, folder, seed),
                    curve=blocks(folder, CURVE, 4))
         if variant == "default":
-            first = dict(look(cfg, start, start, pms, seed), tax=text_loss(cfg, start, seed))
-            append("rl", dict(first, seed=seed, variant="start",
-                              data=data_scores(cfg, pms["pm"], seed),
-                              calibration=calibration(cfg, start, seed)))
-            row |= dict(calibration=calibration(cfg, folder, seed),
-                        averages=averages(cfg, start, folder, pms, seed))
+            row |= around_default(cfg, start, folder, pms, seed)
+            more = [dict(first_of(cfg, start, pms, seed), seed=seed, variant="start")]
         if variant == "longer":
-            append("rl", dict(look(cfg, start, start, pms, seed), seed=seed,
-                              variant="start, longer"))
-        append("rl", {**unit, **row})
+            more = [dict(look(cfg, start, start, pms, seed), seed=seed, variant="start, longer")]
+        for line in (*more, {**unit, **row}):        # the unit's own line last: it says it is done
+            append("rl", line)
         forget(folder)
 
 
+def first_of(cfg, start, pms, seed):
+    """The first policy's line, with the base model's loss on text."""
+    return dict(look(cfg, start, start, pms, seed), tax=text_loss(cfg, start, seed),
+                base=text_loss(cfg, base(cfg, "micro"), seed),
+                data=data_scores(cfg, pms["pm"], seed), calibration=calibration(cfg, start, seed))
+
+
+def around_default(cfg, start, folder, pms, seed):
+    """What only the default run is asked: calibration, averages with the start, its way."""
+    keys = ("kl_exact", "gold", "pm")
+    way = [look(cfg, path, start, pms, seed) for path in sorted(Path(folder).glob("snapshot-*.pt"))]
+    return dict(calibration=calibration(cfg, folder, seed),
+                averages=averages(cfg, start, folder, pms, seed),
+                way=[{k: s[k] for k in keys} for s in way])
+
+
 def data_scores(cfg, pm, seed):
-    """Per objective: 99% quantile of the PM's scores of the answers that it was trained on."""
+    """Per objective: 99% quantile of the PM's scores of answers like those it was trained on."""
     lines = test_lines(cfg, seed)[:600]
     kept, scores, _ = preference.score_lines(pm[1], pm[0], lines)
     return {o: float(torch.tensor([s for x, own in zip(kept, scores, strict=True) for s in own
@@ -98,17 +112,22 @@ def averages(cfg, start, end, pms, seed):
 
 
 @torch.no_grad()
-def calibration(cfg, path, seed, count=60):
-    """ECE of the likeliest next token on held-out text of the base model's kind (K07), the one
-    temperature that fits best, ECE with it, and how often that token is right.
-    """
+def next_tokens(cfg, path, key, count=60):
+    """Log-probs [N, V] of the next token on texts of the base model's kind, and the right ones."""
     tok, model = load(path)
-    documents = documents_of(tok, f"calibration/{seed}", few(cfg, count), 128)
+    documents = documents_of(tok, key, few(cfg, count), 128)
     ids, sizes = pad_rows(documents, tok.pad, model.device)
     at = response_mask(torch.zeros_like(sizes), sizes - 1, ids.shape[1])      # all but the last
-    choices = model.logits(model(ids, sizes, at=at)).log_softmax(-1)[:, :tok.vocab].numpy()
-    right = [token for row in documents for token in row[1:]]
-    T = choice_temperature(choices, right)
+    logps = model.logits(model(ids, sizes, at=at)).log_softmax(-1)[:, :tok.vocab].numpy()
+    return logps, [token for row in documents for token in row[1:]]
+
+
+def calibration(cfg, path, seed):
+    """ECE of the likeliest next token on held-out text (K07), ECE with the one temperature that
+    fits other text best, and how often that token is right.
+    """
+    T = choice_temperature(*next_tokens(cfg, path, f"temperature/{seed}"))
+    choices, right = next_tokens(cfg, path, f"calibration/{seed}")
     return dict(ece=choice_ece(choices, right), temperature=T,
                 ece_after=choice_ece(choices, right, T),
                 accuracy=mean_se([float(c.argmax() == r) for c, r in zip(choices, right)])[0])
@@ -117,11 +136,11 @@ def calibration(cfg, path, seed, count=60):
 # ---------------------------------------------------------------- reading the lines
 
 def table(rows):
-    """variant -> its lines in the order of seeds."""
+    """variant -> its lines in the order of seeds; of several, the last."""
     by = {}
     for r in sorted(rows, key=lambda r: r["seed"]):
-        by.setdefault(r["variant"], []).append(r)
-    return by
+        by.setdefault(r["variant"], {})[r["seed"]] = r
+    return {variant: list(lines.values()) for variant, lines in by.items()}
 
 
 def column(by, variant, key):
@@ -144,7 +163,7 @@ def told_of(values, sign="+", places=2):
     return f"{mean:{sign}.{places}f} ± {se:.{places}f}"
 
 
-BETAS = {"beta 0": 0.0, "default": 0.03, "beta 0.1": 0.1, "beta 0.3": 0.3, "beta 2": 2.0}
+BETAS = {"beta 0": 0.0, "default": 0.03, "beta 0.1": 0.1, "beta 2": 2.0}
 
 
 def verdict_i05(rows):
@@ -162,22 +181,22 @@ def verdict_i05(rows):
 
 
 def verdict_i06(rows):
-    """held: some ptx halves the default's tax at a gold within 0.1 of the default's, and no larger
-    beta does, by means over seeds.
+    """held: the default run pays a tax over the base model's loss on text; some ptx halves it at a
+    gold within 0.1 of the default's, and no larger beta does, by means over seeds.
     """
     by, told = table(rows), []
-    start, plain = mean_se(column(by, "start", "tax"))[0], mean_se(column(by, "default", "tax"))[0]
-    gold = mean_se(column(by, "default", "gold"))[0]
+    floor, gold = mean_se(column(by, "start", "base"))[0], mean_se(column(by, "default", "gold"))[0]
+    start, plain = (mean_se(column(by, v, "tax"))[0] - floor for v in ("start", "default"))
 
     def repays(variant):
         tax, own = (mean_se(column(by, variant, k))[0] for k in ("tax", "gold"))
-        told.append(f"{variant}: tax {tax - start:+.3f}, gold {own:+.2f}")
-        return tax - start <= (plain - start) / 2 and own >= gold - 0.1
+        told.append(f"{variant}: {tax - floor:+.3f}, gold {own:+.2f}")
+        return tax - floor <= plain / 2 and own >= gold - 0.1
 
-    ptx = [repays(v) for v in ("ptx 0.3", "ptx 1", "ptx 4")]
-    kl = [repays(v) for v in ("beta 0.1", "beta 0.3", "beta 2")]
-    told = f"default: tax {plain - start:+.3f} nats a token, gold {gold:+.2f}; " + "; ".join(told)
-    return verdict(plain > start and any(ptx) and not any(kl), by["default"], told)
+    ptx, kl = ([repays(v) for v in own] for own in (("ptx 1", "ptx 4"), ("beta 0.1", "beta 2")))
+    told = (f"nats a token on text over the base model's {floor:.2f}: distilled {start:+.3f}, "
+            f"default {plain:+.3f}, gold {gold:+.2f}; " + "; ".join(told))
+    return verdict(plain > 0 and any(ptx) and not any(kl), by["default"], told)
 
 
 def first_half(row, key):
@@ -206,8 +225,7 @@ def verdict_h16(rows):
     fewer by two errors; and in the default run the mean PM score of harmless answers ends above the
     99% quantile of the PM's own data while that of helpful ones does not, in every seed.
     """
-    by, shares = table(rows), {"helpful 0": 0.0, "helpful 0.3": 0.3, "default": 0.6,
-                               "helpful 0.9": 0.9}
+    by, shares = table(rows), {"helpful 0": 0.0, "default": 0.6, "helpful 0.9": 0.9}
     fewer = gap(by, "refused", "helpful 0.9", "helpful 0")
     leaves = [(r["pm_harmless"] > s["data"]["harmless"], r["pm_helpful"] > s["data"]["helpful"])
               for r, s in zip(by["default"], by["start"], strict=True)]
@@ -227,55 +245,58 @@ def verdict_h16(rows):
 
 def verdict_k04(rows):
     """held: over the last third of the run the mean KL is within 15% of the target in every seed,
-    and the constant coefficient ends further from it.
+    and that of the default run, with its constant coefficient, is further from it.
     """
     by, target = table(rows), 2.0
-    last = [mean_se([c["kl"] for c in r["curve"][-len(r["curve"]) // 3:]])[0]
-            for r in by["target 2"]]
-    plain = column(by, "default", "kl_exact")
-    holds = all(abs(x - target) < 0.15 * target for x in last) and all(
-        abs(p - target) > abs(x - target) for p, x in zip(plain, last, strict=True))
+
+    def last(variant):
+        return [mean_se([c["kl"] for c in r["curve"][-len(r["curve"]) // 3:]])[0]
+                for r in by[variant]]
+
+    held, plain = last("target 2"), last("default")
+    holds = all(abs(x - target) < 0.15 * target for x in held) and all(
+        abs(p - target) > abs(x - target) for p, x in zip(plain, held, strict=True))
     beta = [r["curve"][-1]["lambda_kl"] for r in by["target 2"]]
-    told = (f"target {target:g} nats: {told_of(last, '')} over the last third, beta 0.03 -> "
+    told = (f"target {target:g} nats: {told_of(held, '')} over the last third, beta 0.03 -> "
             f"{told_of(beta, '', 3)}; with a constant 0.03 {told_of(plain, '')} nats")
-    panels = [("adaptive coefficient", "iteration", "KL, nats an answer", {
+    panels = [(name, "iteration", "KL, nats an answer", {
         f"seed {r['seed']}": {4 * i: (c["kl"], 0.0, 1) for i, c in enumerate(r["curve"])}
-        for r in by["target 2"]})]
+        for r in by[v]}) for v, name in (("target 2", "adaptive coefficient, target 2"),
+                                         ("default", "constant coefficient"))]
     return verdict(holds, by["target 2"], told, panels)
 
 
 def verdict_k07(rows):
-    """held: ECE of the next token on held-out text rises in RL by two errors over seeds, and one
-    temperature takes away half of what it rose by or more.
+    """held: ECE of the next token on held-out text rises in RL by two errors over seeds, and with
+    the one temperature that suits each policy it rises by half of that or less.
     """
     by = table(rows)
     before, after = (column(by, v, "calibration") for v in ("start", "default"))
-    worse = mean_se([b["ece"] - a["ece"] for a, b in zip(before, after, strict=True)])
-    repaired = mean_se([b["ece"] - b["ece_after"] for b in after])[0]
-    told = (f"ECE {told_of([a['ece'] for a in before], '', 3)} -> "
-            f"{told_of([b['ece'] for b in after], '', 3)}; with T = "
-            f"{told_of([b['temperature'] for b in after], '')} "
-            f"{told_of([b['ece_after'] for b in after], '', 3)}; accuracy "
-            f"{points(mean_se([a['accuracy'] for a in before])[0])} -> "
-            f"{points(mean_se([b['accuracy'] for b in after])[0])}")
-    return verdict(above(worse) and repaired >= worse[0] / 2, by["default"], told)
+    worse, left = (mean_se([b[k] - a[k] for a, b in zip(before, after, strict=True)])
+                   for k in ("ece", "ece_after"))
+    told = "; ".join(
+        f"{name}: ECE {told_of([c['ece'] for c in found], '', 3)}, with T = "
+        f"{told_of([c['temperature'] for c in found], '')} "
+        f"{told_of([c['ece_after'] for c in found], '', 3)}, accuracy "
+        f"{points(mean_se([c['accuracy'] for c in found])[0])}"
+        for name, found in (("distilled", before), ("after RL", after)))
+    return verdict(above(worse) and left[0] <= worse[0] / 2, by["default"], told)
 
 
 def verdict_k08(rows):
-    """held: under annotators who like length answers get longer by two errors over seeds, and a
-    reward of length alone brings a quarter or more of the score that their PM gives.
+    """held: under annotators who like length answers end longer than under plain ones by two
+    errors over paired seeds, and a reward of length alone brings a quarter or more of the score
+    that their PM gains.
     """
     by = table(rows)
-    longer = gap(by, "length", "start, longer", "longer")
-    gain = mean_se([b - a for a, b in zip(column(by, "start, longer", "pm"),
-                                          column(by, "longer", "pm"), strict=True)])
-    alone = gap(by, "pm", "start, longer", "length only")
+    longer = gap(by, "length", "default", "longer")
+    gain, alone = (gap(by, "pm", "start, longer", v) for v in ("longer", "length only"))
     told = (f"answers of {told_of(column(by, 'start, longer', 'length'), '', 1)} tokens become "
             f"{told_of(column(by, 'longer', 'length'), '', 1)} (plain annotators: "
             f"{told_of(column(by, 'default', 'length'), '', 1)}); their PM's score rises by "
             f"{gain[0]:.2f}, with a reward of length alone by {alone[0]:.2f} "
             f"({100 * alone[0] / gain[0]:.0f}%)")
-    return verdict(above(longer) and alone[0] >= gain[0] / 4, by["longer"], told)
+    return verdict(above(longer) and above(gain) and alone[0] >= gain[0] / 4, by["longer"], told)
 
 
 def verdict_k10(rows):
@@ -292,10 +313,13 @@ def verdict_k10(rows):
 
 
 def verdict_k11(rows):
-    """held: some average keeps 80% of the gain in gold at under 60% of the tax, by means."""
+    """held: RL gains gold and costs loss on text, by two errors over seeds, and some average keeps
+    80% of the gain at under 60% of the tax, by means.
+    """
     by = table(rows)
     start, end = by["start"], by["default"]
     told, holds = [], False
+    paid_for = all(above(gap(by, k, "start", "default")) for k in ("gold", "tax"))
     for i, weight in enumerate((0.25, 0.5, 0.75)):
         gold = mean_se([(e["averages"][i]["gold"] - s["gold"]) / (e["gold"] - s["gold"])
                         for s, e in zip(start, end, strict=True)])[0]
@@ -303,21 +327,23 @@ def verdict_k11(rows):
         tax = paid / mean_se([e["tax"] - s["tax"] for s, e in zip(start, end)])[0]
         holds |= gold >= 0.8 and tax < 0.6
         told.append(f"weight {weight:g}: {points(gold)} of the gain, {points(tax)} of the tax")
-    return verdict(holds, end, "; ".join(told))
+    return verdict(holds and paid_for, end, "; ".join(told))
 
 
 def verdict_k13(rows):
-    """held: PPO on gold itself ends with more gold than the PM's run by two errors, without having
-    fallen from its best, and its distinct-2 falls from the start's by two errors.
+    """held: PPO on gold itself ends with more gold than the same run on the PM by two errors over
+    paired seeds, its score has not fallen from its best by a tenth of the rise, and its distinct-2
+    (first eight words) falls from the start's by two errors.
     """
     by = table(rows)
     scores = [[c["score"] for c in r["curve"]] for r in by["gold"]]
     fallen = mean_se([max(s) - s[-1] for s in scores])
     spread = mean_se([max(s) - s[0] for s in scores])[0]
     less = gap(by, "distinct", "gold", "start")
-    holds = above(gap(by, "gold", "default", "gold")) and fallen[0] < 0.1 * spread and above(less)
+    holds = above(gap(by, "gold", "over", "gold")) and fallen[0] < 0.1 * spread and above(less)
     told = (f"gold {told_of(column(by, 'start', 'gold'))} -> {told_of(column(by, 'gold', 'gold'))} "
-            f"(with the PM {told_of(column(by, 'default', 'gold'))}); fallen from the best by "
+            f"(on the PM {told_of(column(by, 'over', 'gold'))}) at sqrt(KL) "
+            f"{told_of(column(by, 'gold', 'sqrt_kl'), '')}; fallen from the best by "
             f"{100 * fallen[0] / spread:.0f}% of the rise; distinct-2 "
             f"{told_of(column(by, 'start', 'distinct'), '')} -> "
             f"{told_of(column(by, 'gold', 'distinct'), '')}")

@@ -3,7 +3,7 @@
 A seed's comparisons are split in two halves. A train PM learns the first, from the base model; a
 test PM learns the second, from a base model of its own. PPO climbs the train PM's score almost
 without a KL penalty; at each snapshot both scores, gold by objective, KL, entropy, length,
-refusals, agreement and boilerplate are measured on prompts that nothing trained on.
+refusals, agreement and boilerplate are measured on prompts drawn apart from PPO's.
 
 A unit is a seed, a policy size and a PM size: 1 to 5 minutes on one core; its line is in
 results/robustness.jsonl. H09 H10 H11 H12 H13 H23 K02 K05 are read from the same lines.
@@ -153,13 +153,16 @@ def verdict_h09(rows):
 def verdict_h10(rows):
     """held: in the micro/micro cell, from the snapshot with the best gold to the end, the train PM
     rises and gold falls, each by two errors over seeds, and the train PM gains more than the test
-    PM from the start to the end, by two errors.
+    PM from the start to the end, by two errors. A seed's best snapshot is that of the other seeds'
+    mean gold, so that it is not picked on its own noise.
     """
     found = rows_of(rows, "micro/micro")
     up, down, apart, test = [], [], [], []
+    shared = min(len(r["snapshots"]) for r in found)
     for r in found:
-        best, end = max(r["snapshots"], key=lambda s: s["gold"]), r["snapshots"][-1]
-        peak, last = gained(r, best), gained(r, end)
+        others = [o for o in found if o is not r] or [r]
+        best = max(range(shared), key=lambda i: sum(o["snapshots"][i]["gold"] for o in others))
+        peak, last = (gained(r, r["snapshots"][i]) for i in (best, -1))
         up.append(last["train"] - peak["train"])
         test.append(last["test"] - peak["test"])
         down.append(peak["gold"] - last["gold"])
@@ -169,8 +172,9 @@ def verdict_h10(rows):
             f"{told_of([-d for d in down])}; at the end the train PM is ahead of the test PM by "
             f"{told_of(apart)}")
     panels = [(f"seed {r['seed']}", "sqrt(KL)", "gain over the start", {
-        k: {round(s["sqrt_kl"], 3): (gained(r, s)[k], 0.0, 1) for s in r["snapshots"]}
-        for k in ("train", "test", "gold")}) for r in found]
+        name: {round(s["sqrt_kl"], 3): (gained(r, s)[k], 0.0, 1) for s in r["snapshots"]}
+        for k, name in (("train", "train PM, spreads"), ("test", "test PM, spreads"),
+                        ("gold", "gold"))}) for r in found]
     return verdict(holds, found, told, panels)
 
 
@@ -207,33 +211,40 @@ def curve_of(rows, cell, key):
     return {at: (*mean_se(v), len(v)) for at, v in by.items() if len(v) == most}
 
 
-def fit_of(row):
-    """Train score (in its spread) = a + b sqrt(KL) over the snapshots, and how far they reach."""
-    x = [s["sqrt_kl"] for s in row["snapshots"]]
-    return dict(linear_fit(x, [unit(row, "train", s["train"]) for s in row["snapshots"]]),
-                reach=max(x))
+def fit_of(row, spread):
+    """Train score (over `spread`) = a + b sqrt(KL) over the different snapshots: the fit, slopes of
+    the nearer and the farther half of the way, and how far they reach.
+    """
+    points = sorted({s["sqrt_kl"]: s["train"] / spread for s in row["snapshots"]}.items())
+    reach = points[-1][0]
+    near, far = ([p for p in points if keep(p[0])] for keep in (
+        lambda d: d <= reach / 2, lambda d: d >= reach / 2))
+    slopes = {name: linear_fit(*zip(*own))["b"] if len(own) > 2 else math.nan
+              for name, own in (("near", near), ("far", far))}
+    return dict(linear_fit(*zip(*points)), reach=reach, **slopes)
 
 
 def verdict_h12(rows):
-    """held: under the toy PM, train score against sqrt(KL) has a mean R2 of 0.8 or more for each
-    policy size, and the slopes of nano, micro and toy policies differ by under a fifth of their
-    mean or by under two errors.
+    """held: under the toy PM, train score (in the spread of the toy policy's first answers) against
+    sqrt(KL) has a mean R2 of 0.8 or more for each policy size and a slope in the farther half of
+    at least half of that in the nearer one; and the slopes of nano, micro and toy policies differ
+    by under a fifth of their mean.
     """
     told, slopes, good = [], {}, True
+    spread = {r["seed"]: r["train_norm"][1] for r in rows_of(rows, "toy/toy")}
     for size in ("nano", "micro", "toy"):
         found = rows_of(rows, f"{size}/toy")
-        fits = [fit_of(r) for r in found]
+        fits = [fit_of(r, spread[r["seed"]]) for r in found]
         slopes[size] = [f["b"] for f in fits]
-        r2 = mean_se([f["r2"] for f in fits])[0]
-        good &= r2 >= 0.8
-        law = mean_se([r["slope_foretold"] / r["train_norm"][1] for r in found])[0]
-        reach = mean_se([f["reach"] for f in fits])[0]
-        told.append(f"{size}: slope {told_of(slopes[size], '')} (the law: {law:.2f}), R2 "
-                    f"{r2:.2f} up to sqrt(KL) {reach:.1f}")
-    means = {s: mean_se(v) for s, v in slopes.items()}
-    middle = sum(m for m, _ in means.values()) / 3
-    same = all(abs(a[0] - b[0]) < max(0.2 * middle, 2 * math.hypot(a[1], b[1]))
-               for a in means.values() for b in means.values())
+        r2, near, far, reach = (float(np.nanmean([f[k] for f in fits]))
+                                for k in ("r2", "near", "far", "reach"))
+        good &= r2 >= 0.8 and far >= near / 2
+        law = mean_se([r["slope_foretold"] / spread[r["seed"]] for r in found])[0]
+        told.append(f"{size}: slope {told_of(slopes[size], '')}, {near:.2f} in the nearer and "
+                    f"{far:.2f} in the farther half (the law for small KL: {law:.2f}), R2 {r2:.2f} "
+                    f"up to sqrt(KL) {reach:.1f}")
+    means = [mean_se(v)[0] for v in slopes.values()]
+    same = max(means) - min(means) < 0.2 * sum(means) / 3
     panels = [("toy PM", "sqrt(KL)", "train PM score gained", {
         f"{s} policy": curve_of(rows, f"{s}/toy", "train") for s in slopes})]
     return verdict(good and same, rows, "; ".join(told), panels)
@@ -245,11 +256,11 @@ def verdict_h13(rows):
     """
     errors, gains = [], []
     for small, large in zip(rows_of(rows, "micro/toy"), rows_of(rows, "toy/toy"), strict=True):
-        slope, first = fit_of(small)["b"], unit(large, "train", large["snapshots"][0]["train"])
-        left = [abs(unit(large, "train", s["train"]) - first - slope * s["sqrt_kl"])
-                for s in large["snapshots"][1:]]
-        errors.append(float(np.mean(left)))
-        gains.append(max(gained(large, s)["train"] for s in large["snapshots"]))
+        spread = large["train_norm"][1]
+        slope, first = fit_of(small, spread)["b"], large["snapshots"][0]["train"] / spread
+        own = {s["sqrt_kl"]: s["train"] / spread for s in large["snapshots"][1:]}
+        errors.append(float(np.mean([abs(s - first - slope * d) for d, s in own.items()])))
+        gains.append(max(own.values()) - first)
     share = [e / g for e, g in zip(errors, gains, strict=True)]
     told = (f"the toy policy's score is foretold with a mean error of {told_of(errors, '')}, "
             f"{100 * mean_se(share)[0]:.0f}% of what it gains")
@@ -275,21 +286,23 @@ def verdict_h23(rows):
 
 def verdict_k02(rows):
     """held: in the micro/micro cell, gold gained along RL fits d (a - b log d) and along best-of-n
-    d (a - b d), d = sqrt(KL), with a mean R2 of 0.8 or more.
+    d (a - b d), d = sqrt(KL), each with a mean R2 of 0.8 or more and above the other form's.
     """
-    found, rl, bon = rows_of(rows, "micro/micro"), [], []
+    found, fits = rows_of(rows, "micro/micro"), {"rl": [], "bon": []}
     for r in found:
-        first = r["snapshots"][0]["gold"]
-        d = [s["sqrt_kl"] for s in r["snapshots"]]
-        rl.append(gao_fit(d, [s["gold"] - first for s in r["snapshots"]], "rl"))
-        d = [math.sqrt(best_of_n_kl(b["k"])) for b in r["best_of"]]
-        bon.append(gao_fit(d, [b["gold"] - r["best_of"][0]["gold"] for b in r["best_of"]], "bon"))
-    told = "; ".join(f"{name}: alpha {told_of([f['alpha'] for f in fits], '')}, beta "
-                     f"{told_of([f['beta'] for f in fits], '')}, R2 "
-                     f"{mean_se([f['r2'] for f in fits])[0]:.2f}"
-                     for name, fits in (("RL", rl), ("best-of-n", bon)))
-    holds = all(mean_se([f["r2"] for f in fits])[0] >= 0.8 for fits in (rl, bon))
-    return verdict(holds, found, told)
+        own = {s["sqrt_kl"]: s["gold"] - r["snapshots"][0]["gold"] for s in r["snapshots"]}
+        fits["rl"].append({k: gao_fit(list(own), list(own.values()), k) for k in fits})
+        own = {math.sqrt(best_of_n_kl(b["k"])): b["gold"] - r["best_of"][0]["gold"]
+               for b in r["best_of"]}
+        fits["bon"].append({k: gao_fit(list(own), list(own.values()), k) for k in fits})
+    told, holds = [], True
+    for kind, other, name in (("rl", "bon", "RL"), ("bon", "rl", "best-of-n")):
+        r2, swapped = (mean_se([f[k]["r2"] for f in fits[kind]])[0] for k in (kind, other))
+        holds &= r2 >= 0.8 and r2 > swapped
+        told.append(f"{name}: alpha {told_of([f[kind]['alpha'] for f in fits[kind]], '')}, beta "
+                    f"{told_of([f[kind]['beta'] for f in fits[kind]], '')}, R2 {r2:.2f} (the other "
+                    f"form: {swapped:.2f})")
+    return verdict(holds, found, "; ".join(told))
 
 
 def verdict_k05(rows):

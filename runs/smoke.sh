@@ -18,7 +18,7 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --out "$
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --iterations 3 --samples 32 \
     --minibatch 16 --calibrate 32 --every 2
 $PY ppo.py --policy "$OUT/ppo" --reference "$OUT/distill" --pm "$OUT/pm" --trace
-$PY prompts.py --model "$OUT/pretrain" --out "$OUT/prompts" --count 32
+$PY prompts.py --model "$OUT/pretrain" --prompts "$OUT/comparisons/comparisons.jsonl" --out "$OUT/prompts" --count 32
 $PY sft.py --init "$OUT/pretrain" --pm "$OUT/pm" --demos 128 --epochs 1 --mix 0.25 --eval-prompts 16 --out "$OUT/sft"
 $PY rejection.py --policy "$OUT/sft" --pm "$OUT/pm" --count 16 --answers 4 --out "$OUT/rejection"
 $PY ppo.py --policy "$OUT/sft" --pm "$OUT/pm" --test-pm "$OUT/pmp" --out "$OUT/variants" --iterations 2 --samples 16 \

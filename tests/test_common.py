@@ -558,7 +558,7 @@ def test_a_run_is_made_resumed_and_found_finished(tmp_path):
     assert [m["step"] for m in run.metrics()] == [0, 1]       # steps 2 and 3 are done again
     for step in range(2, 5):
         run.log(step, loss=step / 3, count=step)
-    assert run.metrics() == [dict(step=s, loss=round(s / 3, 6), count=s) for s in range(5)]
+    assert run.metrics() == [dict(step=s, loss=float(f"{s / 3:.6g}"), count=s) for s in range(5)]
     run.save(5, finished=True)
 
     run = Run(cfg, "stage")

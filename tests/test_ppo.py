@@ -727,6 +727,7 @@ def test_train_reaches_the_closed_form(tables, tmp_path):
     policy, reference, critic, pm = tables
     cfg = config(out=str(tmp_path), device="cpu", new=2, iterations=100, samples=64, minibatch=32,
                  micro=64, lr=0.01, critic_lr=0.03, lambda_kl=0.5, unfinished=0.3, calibrate=64,
+                 critic="policy",                # a table has no head to put into score units
                  every=1000)
     ppo.train(cfg)
     norm = load_checkpoint(tmp_path)["state"]["norm"]
@@ -737,7 +738,7 @@ def test_calibration_is_the_first_scores_mean_and_spread(tables, tmp_path, monke
     seen, inner = [], ppo.rollout
     monkeypatch.setattr(ppo, "rollout", lambda *args: seen.append(inner(*args)) or seen[-1])
     ppo.train(config(out=str(tmp_path), device="cpu", new=2, iterations=1, samples=8, minibatch=8,
-                     calibrate=50))
+                     calibrate=50, critic="policy"))
     raw = seen[0]["raw"].numpy()
     assert len(raw) == 50
     norm = load_checkpoint(tmp_path)["state"]["norm"]
@@ -804,12 +805,26 @@ def same(a, b):
 def test_learning_rate_0_changes_nothing(stage, tmp_path):
     """Ratio 1, KL 0, nothing clipped, in any minibatch; policy and critic stay as they were."""
     lines, end = train(stage, tmp_path, iterations=2, epochs=2, minibatch=4, micro=3, lr=0.0,
-                       critic_lr=0.0, clip=1e-5)
+                       critic_lr=0.0, clip=1e-5, calibrate=0)
     for line in lines:
         assert line["first_log_ratio"] < 1e-5 and line["clip_fraction"] == 0
         assert abs(line["kl"]) < 1e-4 and abs(line["kl_k3"]) < 1e-4
     assert same(end["model"], load_checkpoint(stage / "policy.pt")["model"])
     assert same(end["critic"], load_checkpoint(stage / "pm.pt")["model"])
+
+
+def test_the_critic_starts_in_the_unit_of_the_scores(stage, tmp_path):
+    """Its first values are the PM's scores less their mean, over their spread: at an <|eoc|> equal
+    to the normalized score itself.
+    """
+    train(stage, tmp_path, lr=0.0, critic_lr=0.0)
+    end, source = load_checkpoint(tmp_path), load_checkpoint(stage / "pm.pt")
+    mean, spread = end["state"]["norm"]
+    assert spread != pytest.approx(1, abs=0.05)
+    pm, critic = model.unpack(source), model.unpack(dict(source, model=end["critic"]))
+    rows = prompts(5, 9, 14)
+    assert torch.allclose(pm_scores(critic, TOK, rows), (pm_scores(pm, TOK, rows) - mean) / spread,
+                          atol=1e-5)
 
 
 def test_the_reference_stays_and_the_policy_leaves_it(stage, tmp_path, monkeypatch):
