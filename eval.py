@@ -148,10 +148,16 @@ CLAIMS = {
                  "HH 4.4, fig. 14", rl.measure, rl.verdict_h16, 60,
                  source="rl",
                  needs=("variant", ("start", "default", "helpful 0",
-                                    "helpful 0.9"))),
+                                    "helpful 0.9")),
+                 why="without helpful prompts a third of the plain ones is refused, not half: "
+                     "PM pretraining with foreign answers has taught the PM that an answer "
+                     "must fit its question; and the mean scores stay under the 99% quantile, "
+                     "which the first policy's best answers reach"),
     "H22": Claim("best-of-k grows with k at a KL of at most log k - (k - 1) / k",
                  "HH B.6, fig. 36", demonstrations.measure, demonstrations.verdict_h22, 20,
-                 source="demonstrations"),
+                 source="demonstrations",
+                 why="the PM's score goes on rising, but the chance to beat one answer is "
+                     "flat from 16 to 64: best-of-n over-optimizes this PM too (see K02)"),
     "H23": Claim("the policy's mean log-prob accuracy rises in RL and stays under the PM's",
                  "HH B.3, fig. 34", robustness.measure, robustness.verdict_h23, 60,
                  source="robustness", needs=("cell", ("toy/toy",)),
@@ -161,7 +167,9 @@ CLAIMS = {
     "I01": Claim("SFT's validation loss is best after one epoch, more epochs still raise the RM's "
                  "score",
                  "InstructGPT 3.5", demonstrations.measure, demonstrations.verdict_i01, 20,
-                 source="demonstrations"),
+                 source="demonstrations",
+                 why="the loss is least after the first epoch, and the PM's score is higher "
+                     "at the end, but by no more than its error"),
     "I04": Claim("win rate against SFT: base < prompted < SFT < PPO, PPO-ptx like PPO",
                  "InstructGPT 4.1, fig. 1", demonstrations.measure, demonstrations.verdict_i04, 20,
                  source="demonstrations"),
@@ -213,7 +221,10 @@ CLAIMS = {
                  source="rl", needs=("variant", ("start", "default"))),
     "K12": Claim("rejection-sampling fine-tuning gets part of PPO's gain at the same KL",
                  "RL with a KL penalty", demonstrations.measure, demonstrations.verdict_k12, 20,
-                 source="demonstrations"),
+                 source="demonstrations",
+                 why="it gets all of what PPO gets at that KL: the best of 16 is close to the "
+                     "best trade of score for KL, and three seeds show no loss in the fine- "
+                     "tuning"),
     "K13": Claim("control: PPO on gold itself does not turn over, and still loses diversity",
                  "RL with a KL penalty", rl.measure, rl.verdict_k13, 60,
                  source="rl", needs=("variant", ("start", "over", "gold"))),
