@@ -161,7 +161,7 @@ CLAIMS = {
     "H23": Claim("the policy's mean log-prob accuracy rises in RL and stays under the PM's",
                  "HH B.3, fig. 34", robustness.measure, robustness.verdict_h23, 60,
                  source="robustness", needs=("cell", ("toy/toy",)),
-                 why="log-prob accuracy rises at first and falls when the policy over- "
+                 why="log-prob accuracy rises at first and falls when the policy over-"
                      "optimizes, and where the held-out PM is highest it has already fallen "
                      "in one seed"),
     "I01": Claim("SFT's validation loss is best after one epoch, more epochs still raise the RM's "
@@ -223,7 +223,7 @@ CLAIMS = {
                  "RL with a KL penalty", demonstrations.measure, demonstrations.verdict_k12, 20,
                  source="demonstrations",
                  why="it gets all of what PPO gets at that KL: the best of 16 is close to the "
-                     "best trade of score for KL, and three seeds show no loss in the fine- "
+                     "best trade of score for KL, and three seeds show no loss in the fine-"
                      "tuning"),
     "K13": Claim("control: PPO on gold itself does not turn over, and still loses diversity",
                  "RL with a KL penalty", rl.measure, rl.verdict_k13, 60,
@@ -503,7 +503,7 @@ def measure_claims(cfg):
     for name in names:
         CLAIMS[name].measure(cfg)
         found = CLAIMS[name].judge(CLAIMS[name].rows(name))
-        if found.panels:
+        if found.panels and not cfg.quick:
             records.draw_curves(name, found.panels, found.log_x)
         print(f"{name} {found.word}: {CLAIMS[name].told(found)}")
 

@@ -312,10 +312,17 @@ def choice_probabilities(choices, T=1.0):
     return out
 
 
+def need_true(choices, right):
+    """ValueError unless each question, and there is one, has the index of its true choice."""
+    if not len(choices) or any(not 0 <= r < len(x) for x, r in zip(choices, right, strict=True)):
+        raise ValueError("each question needs the index of its true choice")
+
+
 def choice_ece(choices, right, T=1.0, bins=10):
     """Expected calibration error of the likeliest choice: |share right - mean confidence| in equal
     bins of [0, 1], weighed by counts (Guo et al. 2017). right: index of the true choice.
     """
+    need_true(choices, right)
     p = choice_probabilities(choices, T)
     confidence = np.array([x.max() for x in p])
     gap = np.array([float(x.argmax() == r) for x, r in zip(p, right, strict=True)]) - confidence
@@ -328,6 +335,7 @@ def choice_temperature(choices, right):
     the loss is convex; its slope, mean over questions of E_p[logp] - logp(true), is bisected. inf
     if the true choices are no likelier than others, 0 if every one is the likeliest.
     """
+    need_true(choices, right)
     rows = [arrays(own)[0] for own in choices]
 
     def slope(a):
@@ -336,7 +344,7 @@ def choice_temperature(choices, right):
 
     if slope(0.0) >= 0:
         return math.inf
-    if all(x.argmax() == r for x, r in zip(rows, right, strict=True)):
+    if all(x[r] == x.max() for x, r in zip(rows, right, strict=True)):
         return 0.0
     low, high = 0.0, 1.0
     while slope(high) < 0:

@@ -209,10 +209,10 @@ def verdict_k12(rows):
     pm, gold = ([r["rejection"][k] - r["start"][k] for r in rows] for k in ("pm", "gold"))
     kl = [r["rejection"]["kl_exact"] for r in rows]
     ppo = [ppo_gain_at(r["seed"], k) for r, k in zip(rows, kl, strict=True)]
-    told = f"at {told_of(kl)} nats: PM score +{told_of(pm)}, gold +{told_of(gold)}"
+    told = f"at {told_of(kl)} nats: PM score {told_of(pm)}, gold {told_of(gold)}"
     if None in ppo:
         return verdict(False, [], told + "; no PPO run (--claim K10) has gone so far")
     less = [b - a for a, b in zip(pm, ppo, strict=True)]
     up = [mean_se(x) for x in (pm, gold, less)]
-    told += f"; PPO at the same KL: PM score +{told_of(ppo)}"
+    told += f"; PPO at the same KL: PM score {told_of(ppo)}"
     return verdict(all(m > 2 * se and m > 0 for m, se in up), rows, told)

@@ -176,7 +176,7 @@ def verdict_i05(rows):
         above(gap(by, "gold", end, best)) for end in ("beta 0", "beta 2"))
     told = ", ".join(f"beta {b:g}: {told_of(column(by, v, 'gold'))}" for v, b in BETAS.items())
     panels = [("after 32 iterations", "beta (0 drawn at 0.003)", "gold", {"gold": {
-        b or 0.003: (*mean_se(column(by, v, "gold")), 3) for v, b in BETAS.items()}})]
+        b or 0.003: (*mean_se(column(by, v, "gold")), len(by[v])) for v, b in BETAS.items()}})]
     return verdict(holds, by["default"], f"gold {told}", panels, log_x=True)
 
 
@@ -217,7 +217,7 @@ def verdict_i07(rows):
                       for v, s in half.items()) + " mean score in the first half; gold at the end "
             f"{told_of(column(by, 'default', 'gold'))}, with averaged weights (0.9) "
             f"{told_of(column(by, 'ema 0.9', 'gold'))}")
-    return verdict(above(lead) and ema[0] > -2 * ema[1], by["default"], told)
+    return verdict(above(lead) and ema[0] >= -2 * ema[1], by["default"], told)
 
 
 def verdict_h16(rows):
@@ -237,7 +237,7 @@ def verdict_h16(rows):
         + ", ".join(f"{o} " + told_of([r[f"pm_{o}"] - s["data"][o] for r, s in zip(
             by["default"], by["start"], strict=True)]) for o in ("harmless", "helpful"))
     panels = [("after 32 iterations", "share of helpful prompts", name, {name: {
-        s: (*mean_se(column(by, v, key)), 3) for v, s in shares.items()}})
+        s: (*mean_se(column(by, v, key)), len(by[v])) for v, s in shares.items()}})
         for key, name in (("refused", "plain prompts refused"), ("gold_helpful", "gold helpful"),
                           ("gold_harmless", "gold harmless"))]
     return verdict(holds, by["default"], told, panels)

@@ -188,7 +188,7 @@ def test_numbers_are_told_as_they_are():
 
 def test_every_claim_has_its_row():
     for name, claim in report.CLAIMS.items():
-        assert claim.measure.__name__ == name.lower() and callable(claim.judge)
+        assert claim.measure.__name__ == ("measure" if claim.source else name.lower())
         assert claim.judge.__name__ == f"verdict_{name.lower()}"
         assert claim.says and claim.where and claim.minutes > 0
 

@@ -11,6 +11,10 @@ soft labels or weights, without its two ends; natural logarithms, origins swappe
 about 0, a fit of rank 2; Spearman on values, Pearson about 0; the scores' own mean removed; errors
 over sentences for those over words; nan and soft labels above 1 let through.
 
+Choices: T multiplied, not above 0; bins over [1/2, 1], certainty past the last, signed, a mean over
+bins, confidence of the true choice; the slope's sign, the best choice for the true one, 1 / T, its
+two ends.
+
 Best of k and of n: weights with replacement, of one k later, not scaled on; the lowest score, the
 value's own order, values sorted apart from scores; ties in any order, summed, of values; errors
 over samples; log n, log2, n / (n + 1) for (n - 1) / n; the lowest of n, P^n, n + 1; ties apart,
@@ -308,6 +312,88 @@ def test_summary_is_its_parts(rng):
     assert (found["temperature"], found["temperature_se"]) == m.temperature(deltas, soft, weights)
 
 
+# ---------------------------------------------------------------- calibration of choices
+
+def log(*rows):
+    return [np.log(row) for row in rows]
+
+
+def test_choice_probabilities_by_hand():
+    """Odds 9 : 1 at T 2 are 3 : 1; constants added to log-probs, huge ones too, change nothing."""
+    rows = [np.log([0.9, 0.1]), 800 + np.log([1, 2, 5]), [0.0, -2000.0]]
+    assert [p.tolist() for p in m.choice_probabilities(rows)] == [
+        pytest.approx(want) for want in ([0.9, 0.1], [0.125, 0.25, 0.625], [1, 0])]
+    assert m.choice_probabilities(rows[:1], 2)[0] == pytest.approx([0.75, 0.25])
+    assert m.choice_probabilities(rows[:1], 0.5)[0] == pytest.approx([81 / 82, 1 / 82])
+    assert m.choice_probabilities(rows, math.inf)[1] == pytest.approx([1 / 3] * 3)
+
+
+def test_choice_ece_by_hand():
+    """Of ten bins: .72, right, and .78, wrong, share one, .28 - .78; .95, right, is alone: .05."""
+    rows, right = log([.72, .28], [.78, .22], [.02, .95, .03]), [0, 1, 1]
+    assert m.choice_ece(rows, right) == pytest.approx((0.5 + 0.05) / 3)
+    assert m.choice_ece(rows, right, bins=1) == pytest.approx(abs(0.28 - 0.78 + 0.05) / 3)
+    assert m.choice_ece(rows[:2], right[:2], bins=1000) == pytest.approx((0.28 + 0.78) / 2)
+    assert m.choice_ece(log([.9, .1]), [0], 2) == pytest.approx(0.25)         # 3/4, and right
+    assert m.choice_ece([[0, -1000]], [1]) == 1 and m.choice_ece([[0, -1000]], [0]) == 0
+    assert m.choice_ece([[0, -1000], *log([.95, .05])], [1, 0]) == pytest.approx(0.95 / 2)
+    assert m.choice_ece(log([.4, .3, .3]), [1]) == pytest.approx(0.4)         # below 1/2
+
+
+def answered(rng, n, scale):
+    """Log-probs of 2 to 5 choices, and answers drawn from softmax(scale * logp)."""
+    rows = [special.log_softmax(rng.normal(0, 2, rng.integers(2, 6))) for _ in range(n)]
+    return rows, [rng.choice(len(r), p=special.softmax(scale * r)) for r in rows]
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 2.5])
+def test_choice_temperature_is_the_minimum(rng, scale):
+    rows, right = answered(rng, 150, scale)
+
+    def loss(T):
+        return -np.mean([special.log_softmax(x / T)[r] for x, r in zip(rows, right)])
+
+    best = optimize.minimize_scalar(loss, bounds=(0.05, 50), method="bounded",
+                                    options=dict(xatol=1e-9)).x
+    T = m.choice_temperature(rows, right)
+    assert T == pytest.approx(best, rel=1e-5) and T == pytest.approx(1 / scale, rel=0.3)
+    if scale != 1:
+        assert m.choice_ece(rows, right, T) < m.choice_ece(rows, right) / 2
+    scaled = m.choice_temperature([3 * x - 1 for x in rows], right)
+    assert scaled == pytest.approx(3 * T)
+
+
+def test_choice_temperature_by_hand_and_of_pairs(rng):
+    """Odds 9 : 1, right in 3 of 4: 3 : 1 at T 2. Two choices are a comparison of scores."""
+    assert m.choice_temperature(log(*[[.9, .1]] * 4), [0, 0, 1, 0]) == pytest.approx(2)
+    deltas = drawn(200, 0.6, seed=8)
+    pairs, right = np.stack([deltas, 0 * deltas], 1), [0] * 200
+    assert m.choice_temperature(pairs, right) == pytest.approx(m.temperature(deltas)[0])
+    assert m.choice_temperature(pairs, [1] * 200) == math.inf                 # turned round
+
+
+def test_choice_temperature_at_its_ends():
+    rows = log([.6, .4], [.2, .5, .3])
+    assert m.choice_temperature(rows, [0, 1]) == 0.0
+    for right in ([1, 0], [1, 2]):
+        assert m.choice_temperature(rows, right) == math.inf
+    assert m.choice_temperature(log([.5, .5]), [0]) == math.inf
+
+
+def test_choice_temperature_where_two_are_likeliest():
+    """The second question is answered as well as can be at any T."""
+    assert m.choice_temperature(log([.9, .1], [.5, .5]), [0, 1]) == 0.0
+
+
+@pytest.mark.parametrize("call", [
+    lambda: m.choice_ece([], []), lambda: m.choice_temperature([], []),
+    lambda: m.choice_ece([[0, 1]], [2]), lambda: m.choice_temperature([[0, 1]], [-1]),
+])
+def test_choices_that_have_no_meaning(call):
+    with np.errstate(all="ignore"), pytest.raises(ValueError):
+        call()
+
+
 # ---------------------------------------------------------------- reinforcement learning
 
 def test_best_of_k_by_hand():
@@ -576,6 +662,11 @@ def test_gao_fit_by_hand_and_its_peak_at_the_ends():
     lambda: m.distinct(["a b", "c"], 3), lambda: m.distinct([], 1), lambda: m.distinct(["a"], 0),
     lambda: m.commonest([[], []]), lambda: m.commonest([]), lambda: m.linear_fit([1, 2], [1]),
     lambda: m.gao_fit([1, 2, 3], [1, 2, math.nan], "bon"),
+    lambda: m.choice_probabilities([[0, 1], []]), lambda: m.choice_probabilities([[0, math.nan]]),
+    lambda: m.choice_probabilities([[0, 1]], 0), lambda: m.choice_probabilities([[0, 1]], -1),
+    lambda: m.choice_probabilities([[0, 1]], math.nan), lambda: m.choice_ece([[0, 1]], [0, 1]),
+    lambda: m.choice_ece([[0, -math.inf]], [0]), lambda: m.choice_temperature([[0, 1]], []),
+    lambda: m.choice_temperature([[0, 1], []], [1, 0]),
 ])
 def test_what_has_no_meaning_is_refused(call):
     with pytest.raises(ValueError):
