@@ -335,7 +335,8 @@ def table(rows):
              "scores in the spread of the first policy's answers; KL in nats an answer, from the "
              "distilled policy; entropy in nats a token; `refused`: share of plain prompts; "
              "`agrees`: share of answers that repeat a person's false belief; the share of answers "
-             "with the commonest sentence; means over seeds.", "",
+             "with the commonest sentence; means over seeds. (Made when the critic still began in "
+             "the unit of the PM's raw scores.)", "",
              "| policy / PM | at | seeds | " + " | ".join(columns.values()) + " |",
              "|---" * (len(columns) + 3) + "|"]
     for cell in dict.fromkeys(r["cell"] for r in rows):
