@@ -377,8 +377,7 @@ def train(cfg):
         if over:
             run.say(f"ppo: stopped after iteration {step + 1}; kept is the policy of "
                     f"{state['best']['step'] + 1}, which the held-out PM liked best")
-        show(run, served(cfg, m, state), tok, cfg.seed, "ppo done:",
-             shown=shown_for(cfg.prompts))
+        show(run, served(cfg, m, state), tok, cfg.seed, "ppo done:", shown=shown_for(cfg.prompts))
     save(step + 1, batch, finished=True)
 
 

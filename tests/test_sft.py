@@ -241,9 +241,9 @@ def test_a_run(stage, tmp_path, few, monkeypatch, capsys):
     rows, _ = encode(TOK, sft.own_demonstrations(sft.Config(), 0, 24), 160)
     step = [x for x in lines if "loss" in x]
     first = heldout_loss(gpt(1), TOK, [rows[r] for r in steps[0]], 8)
-    assert near(step[0]["loss"], first, 2e-6)
-    assert [x["lr"] for x in step] == [round(schedule(t, 6, 5e-4, 0, 0.1, "cosine"), 6)
-                                       for t in range(6)]
+    assert near(step[0]["loss"], first, 1e-5)
+    assert [x["lr"] for x in step] == pytest.approx(
+        [schedule(t, 6, 5e-4, 0, 0.1, "cosine") for t in range(6)], rel=1e-5)
     assert step[-1]["loss"] < step[0]["loss"] and all(x["grad_norm"] > 0 for x in step)
     told = [(x["step"], x["epoch"]) for x in lines if "heldout_loss" in x]
     assert told == [(-1, 0), (2, 1), (5, 2)] and lines[-1] == dict(step=6, picked_epoch=2)
@@ -253,7 +253,7 @@ def test_a_run(stage, tmp_path, few, monkeypatch, capsys):
     assert said.count("gold helpful") == 9                              # three samples, three times
     heldout, _ = encode(TOK, sft.own_demonstrations(sft.Config(), "heldout/0", 12), 160)
     final = [x["heldout_loss"] for x in lines if "heldout_loss" in x][-1]
-    assert near(final, heldout_loss(unpack(end), TOK, heldout, 4), 2e-6)
+    assert near(final, heldout_loss(unpack(end), TOK, heldout, 4), 1e-5)
 
 
 @pytest.mark.parametrize("scores, kept", [((9, 1, 3, 2), 2), ((9, 2, 2, 2), 1), ((0, 1, 2, 3), 3)])

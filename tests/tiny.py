@@ -281,6 +281,7 @@ def spy(_):
 
     import common
     import model
+    import rollout
     drawn, sums, calls = [], [], []
     generate, update = model.generate, common.update
 
@@ -304,7 +305,8 @@ def spy(_):
             return inner(*args, **kwargs)
         return call
 
-    model.generate, common.update = generated, updated
+    model.generate = rollout.generate = generated     # rollout is no script: it is there already
+    common.update = updated
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "gather",
                  "broadcast_object_list", "reduce", "scatter"):
         setattr(dist, name, counted(name, getattr(dist, name)))
