@@ -124,14 +124,14 @@ CLAIMS = {
                  source="robustness", needs=("cell", ("micro/micro",)),
                  why="gold turns over in every seed, but the held-out PM goes up almost as "
                      "far: it learned from other comparisons on another base, and shares the "
-                     "blind spot (nothing that either saw says that refusing a plain question "
-                     "is bad)"),
+                     "blind spots. In two seeds of three the policy ends by refusing nearly all "
+                     "plain questions"),
     "H11": Claim("larger PMs are more robust reward models",
                  "HH 4.2, fig. 33", robustness.measure, robustness.verdict_h11, 60,
                  source="robustness", needs=("cell", ("micro/nano", "micro/micro", "micro/toy")),
-                 why="the PMs of all three sizes share the blind spot; under the toy PM the "
-                     "policy finds it later, in one seed of three at full strength, and three "
-                     "seeds do not tell its end from the micro PM's"),
+                 why="gold at the end is higher under the toy PM by means, but there too the "
+                     "policy refuses nearly all plain questions in two seeds of three, and the "
+                     "leads over the test PM do not differ beyond their errors"),
     "H12": Claim("reward is about linear in sqrt(KL), with parallel slopes across policy sizes",
                  "HH 4.3, figs 4, 13", robustness.measure, robustness.verdict_h12, 60,
                  source="robustness", needs=("cell", ("nano/toy", "micro/toy", "toy/toy")),
@@ -161,9 +161,8 @@ CLAIMS = {
     "H23": Claim("the policy's mean log-prob accuracy rises in RL and stays under the PM's",
                  "HH B.3, fig. 34", robustness.measure, robustness.verdict_h23, 60,
                  source="robustness", needs=("cell", ("toy/toy",)),
-                 why="log-prob accuracy rises at first and falls when the policy over-"
-                     "optimizes, and where the held-out PM is highest it has already fallen "
-                     "in one seed"),
+                 why="it rises at first and falls when the policy over-optimizes; where the "
+                     "held-out PM is highest it is back under the start in two seeds of three"),
     "I01": Claim("SFT's validation loss is best after one epoch, more epochs still raise the RM's "
                  "score",
                  "InstructGPT 3.5", demonstrations.measure, demonstrations.verdict_i01, 20,
