@@ -129,7 +129,7 @@ def total(*values, device="cuda"):
     return sums.tolist() if len(values) > 1 else sums.item()
 
 
-def highest(value, device="cuda"):
+def highest(value):
     """The largest of all ranks' values, a float."""
     return max(everyones([float(value)], dist.get_world_size())) if dist.is_initialized() else value
 
@@ -294,6 +294,14 @@ def load_source(path, scalar=None):
                                        "preference.py" if scalar else "a preference model, not a "
                                        "language model: it scores answers and can't give them"))
     return content
+
+
+def need_one_vocabulary(path, content, others):
+    """UserError unless all `others`, {path: checkpoint's content}, read the tokens of the first."""
+    for other, it in others.items():
+        if it["tokenizer"] != content["tokenizer"]:
+            raise UserError(f"{path} and {other} have different vocabularies: both must come from "
+                            "one base model")
 
 
 # ---------------------------------------------------------------- a run's folder

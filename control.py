@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import torch
 
-from common import (UserError, load_source, prepare, save_checkpoint, schedule)
+from common import (UserError, load_source, need_one_vocabulary, prepare, save_checkpoint,
+                    schedule)
 from data.tokenizer import loads
 from model import pack, unpack
 from rollout import keep_batch
@@ -23,10 +24,7 @@ def load_models(cfg, device, resume=None):
     judge = source if cfg.pm == "gold" else load_source(cfg.pm, scalar=True)
     pi0 = load_source(cfg.reference, scalar=False) if cfg.reference else source
     test = load_source(cfg.test_pm, scalar=True) if cfg.test_pm else judge
-    for path, other in ((cfg.pm, judge), (cfg.reference, pi0), (cfg.test_pm, test)):
-        if source["tokenizer"] != other["tokenizer"]:
-            raise UserError(f"{cfg.policy} and {path} have different vocabularies: "
-                            "both must come from one base model")
+    need_one_vocabulary(cfg.policy, source, {cfg.pm: judge, cfg.reference: pi0, cfg.test_pm: test})
     if cfg.ptx and cfg.ptx_length > source["gpt"]["n_ctx"]:
         raise UserError(f"--ptx-length {cfg.ptx_length}: {cfg.policy} has {source['gpt']['n_ctx']} "
                         "positions")

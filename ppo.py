@@ -295,7 +295,7 @@ def scored(cfg, tok, m, ask, rows, stage, state, exact=False):
     return batch
 
 
-def beginning(cfg, rank, world_size, sample, device):
+def beginning(cfg, rank, world_size, sample):
     """The state of a fresh run: what is saved beside weights. PMs are calibrated on the first
     policy's answers: mean 0, spread 1.
     """
@@ -306,7 +306,7 @@ def beginning(cfg, rank, world_size, sample, device):
         for name, key in (("norm", "raw"), ("test_norm", "test_pm")):
             if key in batch:
                 every = torch.ones_like(batch[key], dtype=torch.bool)
-                state[name] = moments(batch[key], every, partial(total, device=device))
+                state[name] = moments(batch[key], every)
         if rank == 0:
             print("ppo: PM score on the first policy's answers {:+.3f}, spread {:.3f}".format(
                 *state["norm"]))
@@ -332,7 +332,7 @@ def train(cfg):
     ask = asker(cfg, tok, room, rank)
     mix = mixture(cfg, tok, rank, world_size) if cfg.ptx else None
     sample = partial(scored, cfg, tok, m, ask)
-    state = resume["state"] if resume else beginning(cfg, rank, world_size, sample, device)
+    state = resume["state"] if resume else beginning(cfg, rank, world_size, sample)
     if not resume and cfg.critic == "pm":
         in_score_units(m.critic, state["norm"])
     if cfg.trace:

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common import (Run, UserError, entry, everyones, load_source, mine, start, uniforms,
-                    write_atomically)
+from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
+                    uniforms, write_atomically)
 from data import world
 from data.tokenizer import fit, join, loads
 from measures import best_of_k, best_of_n_kl
@@ -238,9 +238,7 @@ def report(cfg, run, answered, too_long):
 def load_models(cfg, device):
     """tok, policy, pm. Raises UserError if they read different vocabularies."""
     source, judge = load_source(cfg.policy, scalar=False), load_source(cfg.pm, scalar=True)
-    if source["tokenizer"] != judge["tokenizer"]:
-        raise UserError(f"{cfg.policy} and {cfg.pm} have different vocabularies: "
-                        "both must come from one base model")
+    need_one_vocabulary(cfg.policy, source, {cfg.pm: judge})
     return loads(source["tokenizer"]), *(unpack(x, device).eval() for x in (source, judge))
 
 

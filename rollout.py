@@ -5,6 +5,8 @@ answers, R response tokens, V vocabulary; mask [B, R] is True at real tokens, th
 read. Log-probs are in nats, at the sampling temperature.
 """
 
+from functools import partial
+
 import torch
 
 from common import save_checkpoint, total
@@ -94,17 +96,14 @@ def rollout(cfg, tok, policy, reference, pm, dialogues, prompts, uniform, norm):
     texts = [tok.decode(a).strip() for a in answers]
     raw = (pm_scores(pm, tok, rows, cfg.micro) if pm else torch.tensor(              # 2. score
         gold_of(dict(dialogues=dialogues, texts=texts))[0], dtype=torch.float32).to(old.device))
-    logp, ref = old.clone(), torch.zeros_like(old)
-    for some in by_length(rows, cfg.micro):                                          # 3. compare
-        told = ([rows[i] for i in some], starts[some], lengths[some], cfg.new, cfg.temperature)
-        ref[some] = policy_logprobs(reference, *told)
-        if policy.device.type in AUTOCAST:   # the sampler's bf16 rounds otherwise than the scorer's
-            logp[some] = policy_logprobs(policy, *told)
     mask = response_mask(torch.zeros_like(lengths), lengths, cfg.new)
     penalty = cfg.unfinished * (~finished).float()
-    return dict(dialogues=dialogues, texts=texts, rows=rows,
-                starts=starts, lengths=lengths, mask=mask, logp=logp, ref=ref, finished=finished,
-                raw=raw, penalty=penalty, score=normalized(raw, norm, cfg.cap) - penalty)
+    batch = dict(dialogues=dialogues, texts=texts, rows=rows, starts=starts, lengths=lengths,
+                 mask=mask, logp=old.clone(), finished=finished, raw=raw, penalty=penalty,
+                 score=normalized(raw, norm, cfg.cap) - penalty)
+    if policy.device.type in AUTOCAST:       # the sampler's bf16 rounds otherwise than the scorer's
+        batch["logp"] = over_rows(partial(policy_logprobs, policy), cfg, batch)
+    return dict(batch, ref=over_rows(partial(policy_logprobs, reference), cfg, batch))  # 3. compare
 
 
 @torch.no_grad()
@@ -161,8 +160,8 @@ def summary(batch, device):
     variance of returns. doctor.METRICS has a formula for each.
     """
     columns, mask = columns_of(batch), batch["mask"]
-    sums = [(what.cpu()[of].double().sum(), (what.cpu()[of].double() ** 2).sum(), of.sum())
-            for what, of in columns.values()]
+    picked = [what.cpu()[of].double() for what, of in columns.values()]
+    sums = [(x.sum(), (x ** 2).sum(), len(x)) for x in picked]
     nats = -torch.where(mask, batch["logp"], 0.0).sum()
     returns, values = (batch.get(k, torch.zeros_like(batch["logp"])) for k in ("returns", "values"))
     left = torch.where(mask, returns - values, 0.0)
@@ -180,7 +179,9 @@ def summary(batch, device):
 
 
 def samples(run, step, batch, count=3):
-    """Three answers with PM score, KL and gold."""
+    """Three answers with PM score, KL and gold, told by rank 0."""
+    if run.rank:
+        return
     golds, _, _ = gold_of(batch)
     kl = masked_sum(batch["logp"] - batch["ref"], batch["mask"])
     run.say(f"\nppo iteration {step}:")

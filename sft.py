@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import torch
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
-                    schedule, start, total, uniforms, update)
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine,
+                    need_one_vocabulary, prepare, schedule, start, total, uniforms, update)
 from data import world
 from data.lines import answers_of
 from data.text import text_documents
@@ -205,9 +205,7 @@ def load_models(cfg, run, device):
     """tok, the model to train, and the PM or None."""
     source = load_source(cfg.init, scalar=False)
     judge = load_source(cfg.pm, scalar=True) if cfg.pm else None
-    if judge and judge["tokenizer"] != source["tokenizer"]:
-        raise UserError(f"{cfg.init} and {cfg.pm} have different vocabularies: "
-                        "both must come from one base model")
+    need_one_vocabulary(cfg.init, source, {cfg.pm: judge} if judge else {})
     model = prepare(unpack(run.resume or source, device), cfg.checkpoint, cfg.compile)
     pm = unpack(judge, device).eval().requires_grad_(False) if judge else None
     return loads(source["tokenizer"]), model, pm

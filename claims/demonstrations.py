@@ -13,7 +13,7 @@ import rejection
 import sft
 from claims.policies import (OBJECTIVES, answers, distilled, load, look, many_answers, trained_pm,
                              trained_policy)
-from claims.records import append, metrics_of, missing, records, verdict
+from claims.records import above, append, metrics_of, missing, records, told_of, verdict
 from claims.start import base, few, points, work
 from data import probes, world
 from data.lines import write_lines
@@ -116,11 +116,6 @@ def best_of(cfg, start, pm, seed, n=256):
 
 # ---------------------------------------------------------------- reading the lines
 
-def told_of(values, places=2):
-    mean, se = mean_se(values)
-    return f"{mean:.{places}f} ± {se:.{places}f}"
-
-
 def verdict_i01(rows):
     """held: the last epoch has a higher held-out loss and a higher PM score than the epoch whose
     mean loss over seeds is least, each by two errors over seeds.
@@ -132,13 +127,13 @@ def verdict_i01(rows):
     for key in ("heldout_loss", "pm"):
         found[key] = mean_se([b[key] - a[key] for a, b in zip(by[least], by[last], strict=True)])
     told = (f"held-out loss is least after epoch {least} of {last}: "
-            f"{told_of([x['heldout_loss'] for x in by[least]], 3)}; from there to the end loss "
+            f"{told_of([x['heldout_loss'] for x in by[least]], '', 3)}; from there to the end loss "
             f"{found['heldout_loss'][0]:+.3f} ± {found['heldout_loss'][1]:.3f}, PM score "
             f"{found['pm'][0]:+.2f} ± {found['pm'][1]:.2f}")
     panels = [(name, "epoch", name, {name: {e: (*mean_se([x[key] for x in own]), len(own))
                                             for e, own in by.items()}})
               for key, name in (("heldout_loss", "held-out loss"), ("pm", "PM score"))]
-    return verdict(all(m > 2 * se and m > 0 for m, se in found.values()), rows, told, panels)
+    return verdict(all(map(above, found.values())), rows, told, panels)
 
 
 def verdict_i04(rows):
@@ -148,8 +143,7 @@ def verdict_i04(rows):
     rate = {n: [r["wins"][n][0] for r in rows] for n in ("base", "prompted", "ppo", "ppo-ptx")}
 
     def beyond(a, b):
-        mean, se = mean_se([y - x for x, y in zip(a, b, strict=True)])
-        return mean > 2 * se and mean > 0
+        return above(mean_se([y - x for x, y in zip(a, b, strict=True)]))
 
     half = [0.5] * len(rows)
     near = abs(mean_se(rate["ppo-ptx"])[0] - mean_se(rate["ppo"])[0]) < 0.05
@@ -163,7 +157,7 @@ def verdict_i04(rows):
 def verdict_i08(rows):
     """held: the policy tuned on narrow tasks wins under 40% against SFT, by two errors."""
     rate = mean_se([r["wins"]["narrow"][0] for r in rows])
-    gold = told_of([r["gold"]["narrow"] for r in rows]), told_of([r["gold"]["sft"] for r in rows])
+    gold = [told_of([r["gold"][name] for r in rows], "") for name in ("narrow", "sft")]
     told = (f"tuned on narrow tasks it wins {points(rate[0])} ± {points(rate[1])} against SFT on "
             f"the users' prompts; gold {gold[0]} against {gold[1]}")
     return verdict(rate[0] + 2 * rate[1] < 0.4, rows, told)
@@ -179,7 +173,7 @@ def verdict_h22(rows):
                 for a, b in zip(by[one], by[two], strict=True))
     under = all(b["kl_most"] <= b["bound"] + 1e-6 for v in by.values() for b in v)
     told = "; ".join(f"k = {k}: beats one answer {points(mean_se([b['win'] for b in v])[0])}, KL "
-                     f"{told_of([b['kl'] for b in v])} (at most {v[0]['bound']:.2f})"
+                     f"{told_of([b['kl'] for b in v], '')} (at most {v[0]['bound']:.2f})"
                      for k, v in by.items())
     panels = [("best of k", "k", name, {name: {k: (*mean_se([b[key] for b in v]), len(v))
                                                for k, v in by.items()}})
@@ -209,10 +203,10 @@ def verdict_k12(rows):
     pm, gold = ([r["rejection"][k] - r["start"][k] for r in rows] for k in ("pm", "gold"))
     kl = [r["rejection"]["kl_exact"] for r in rows]
     ppo = [ppo_gain_at(r["seed"], k) for r, k in zip(rows, kl, strict=True)]
-    told = f"at {told_of(kl)} nats: PM score {told_of(pm)}, gold {told_of(gold)}"
+    told = f"at {told_of(kl, '')} nats: PM score {told_of(pm, '')}, gold {told_of(gold, '')}"
     if None in ppo:
         return verdict(False, [], told + "; no PPO run (--claim K10) has gone so far")
     less = [b - a for a, b in zip(pm, ppo, strict=True)]
     up = [mean_se(x) for x in (pm, gold, less)]
-    told += f"; PPO at the same KL: PM score {told_of(ppo)}"
-    return verdict(all(m > 2 * se and m > 0 for m, se in up), rows, told)
+    told += f"; PPO at the same KL: PM score {told_of(ppo, '')}"
+    return verdict(all(map(above, up)), rows, told)

@@ -16,15 +16,16 @@ import torch
 import distill
 import ppo
 from claims.records import metrics_of
-from claims.start import (LR_AFTER, base, few, pretrained, test_lines, train_lines, train_pm,
-                          work)
+from claims.start import (LR_AFTER, base, few, policy, pretrained, test_lines, train_lines,
+                          train_pm, work)
 from common import load_checkpoint, uniforms
 from data import world
 from data.tokenizer import loads
-from measures import commonest, distinct, mean_se
-from model import by_length, generate, pad_rows, response_mask, unpack
+from measures import commonest, distinct, hits, mean_se
+from model import by_length, generate, response_mask, unpack
 from pretrain import documents_of, heldout_loss
-from rollout import exact_kl, gold_of, masked_sum, over_rows, pm_scores, rollout
+from rollout import (exact_kl, gold_of, masked_sum, over_rows, pm_scores, policy_logprobs,
+                     rollout)
 
 ASKED = SimpleNamespace(new=40, temperature=1.0, micro=64, cap=0.0, unfinished=0.0)
 OBJECTIVES = ("helpful", "harmless")
@@ -34,20 +35,19 @@ OBJECTIVES = ("helpful", "harmless")
 
 def distilled(cfg, size):
     """Folder of the distilled policy of a size; the teacher is the toy base behind the prompt."""
-    folder = Path(cfg.run) / ("distill" if size == "toy" else f"distill-{size}")
+    if size == "toy":
+        return policy(cfg)
+    folder = Path(cfg.run) / f"distill-{size}"
     distill.train(distill.Config(init=base(cfg, size), teacher=base(cfg, "toy"), out=str(folder),
-                                 device=cfg.device) if size != "toy" else
-                  distill.Config(init=base(cfg, "toy"), out=str(folder), device=cfg.device))
+                                 device=cfg.device))
     return str(folder)
 
 
 def trained_pm(cfg, seed, size="micro"):
     """Folder of a seed's PM: pretrained (HH A.2), then half of the seed's comparisons."""
-    name = f"pm-{size}-{seed}"
     lines = train_lines(cfg, seed)
-    train_pm(cfg, name, pretrained(cfg, size), lines[:len(lines) // 2], test_lines(cfg, seed)[:600],
-             seed, lr=LR_AFTER)
-    return str(work(cfg) / name)
+    return str(train_pm(cfg, f"pm-{size}-{seed}", pretrained(cfg, size), lines[:len(lines) // 2],
+                        test_lines(cfg, seed)[:600], seed, lr=LR_AFTER)[0])
 
 
 def trained_policy(cfg, seed, name, pm, iterations=32, **knobs):
@@ -175,19 +175,16 @@ def text_loss(cfg, path, seed, count=200):
 @torch.no_grad()
 def logp_accuracy(policy, rows):
     """Share of comparisons whose chosen answer has the higher mean log-prob a token (HH B.3)."""
-    tok, model = policy
-    flat = [(p, a[:-1]) for p, answers in rows for a in answers]      # without <|eoc|>
-    scores = [0.0] * len(flat)
-    for some in by_length([p + a for p, a in flat], 64):
-        part = [flat[i] for i in some]
-        ids, sizes = pad_rows([p + a for p, a in part], tok.pad, model.device)
-        starts = torch.tensor([len(p) for p, _ in part])
-        mask = response_mask(starts, sizes - starts, ids.shape[1])
-        found = model.logprobs(ids, mask, lengths=sizes).sum(1) / (sizes - starts)
-        for i, x in zip(some, found.tolist(), strict=True):
-            scores[i] = x
-    means = [(a > b) + 0.5 * (a == b) for a, b in zip(scores[::2], scores[1::2], strict=True)]
-    return sum(means) / len(means)
+    _, model = policy
+    flat = [(p + a[:-1], len(p)) for p, answers in rows for a in answers]      # without <|eoc|>
+    means = torch.empty(len(flat))
+    for some in by_length([row for row, _ in flat], 64):
+        part, starts = [flat[i][0] for i in some], torch.tensor([flat[i][1] for i in some])
+        lengths = torch.tensor([len(row) for row in part]) - starts
+        logp = policy_logprobs(model, part, starts, lengths, int(lengths.max()))
+        mask = response_mask(torch.zeros_like(lengths), lengths, logp.shape[1])
+        means[some] = masked_sum(logp, mask) / lengths
+    return float(hits(means[::2], means[1::2]).mean())
 
 
 def blocks(folder, keys, size):

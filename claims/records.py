@@ -79,6 +79,17 @@ def paired(rows, value, key, first, second):
     return mean_se([two[s] - one[s] for s in sorted(one.keys() & two.keys())])
 
 
+def above(found, by=2):
+    """Whether a (mean, error) is above 0 by so many errors."""
+    return found[0] > by * found[1] and found[0] > 0
+
+
+def told_of(values, sign="+", places=2):
+    """Mean and error of values as text; sign "" for what is no gain, loss or gold."""
+    mean, se = mean_se(values)
+    return f"{mean:{sign}.{places}f} ± {se:.{places}f}"
+
+
 def seeds_of(rows):
     return len({row["seed"] for row in rows})
 

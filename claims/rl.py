@@ -14,7 +14,7 @@ import collect
 import preference
 from claims.policies import (blocks, distilled, forget, load, look, text_loss, trained_pm,
                              trained_policy)
-from claims.records import append, missing, verdict
+from claims.records import above, append, missing, paired, told_of, verdict
 from claims.start import (LR_AFTER, base, few, points, policy, pretrained, test_lines, train_pm,
                           work)
 from common import load_checkpoint, save_checkpoint
@@ -149,18 +149,7 @@ def column(by, variant, key):
 
 def gap(by, key, first, second):
     """Mean and error over seeds of key at `second` less that at `first`."""
-    return mean_se([b - a for a, b in zip(column(by, first, key), column(by, second, key),
-                                          strict=True)])
-
-
-def above(found, by=2):
-    """Whether a (mean, error) is above 0 by so many errors."""
-    return found[0] > by * found[1] and found[0] > 0
-
-
-def told_of(values, sign="+", places=2):
-    mean, se = mean_se(values)
-    return f"{mean:{sign}.{places}f} ± {se:.{places}f}"
+    return paired([*by[first], *by[second]], key, "variant", first, second)
 
 
 BETAS = {"beta 0": 0.0, "default": 0.03, "beta 0.1": 0.1, "beta 2": 2.0}

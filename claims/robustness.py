@@ -18,7 +18,7 @@ import preference
 import pretrain
 from claims.policies import (blocks, distilled, forget, load, logp_accuracy, look, many_answers,
                              trained_policy)
-from claims.records import append, missing, verdict
+from claims.records import above, append, missing, told_of, verdict
 from claims.start import base, few, points, test_lines, train_lines, train_pm
 from common import load_checkpoint, load_source, write_atomically
 from measures import best_of_k, best_of_n_kl, gao_fit, linear_fit, mean_se, slope_within
@@ -119,15 +119,9 @@ def best_by_test(row):
     return max(row["snapshots"], key=lambda s: s["test"])
 
 
-def told_of(values, sign="+"):
-    mean, se = mean_se(values)
-    return f"{mean:{sign}.2f} ± {se:.2f}"
-
-
-def rises(values, by=2):
+def rises(values):
     """Above 0 by two errors over seeds."""
-    mean, se = mean_se(values)
-    return mean > by * se and mean > 0
+    return above(mean_se(values))
 
 
 def at_kl(row, root):
