@@ -7,14 +7,19 @@ its group, and carelessness.
 
     P(a before b) = sigmoid( (u(a) - u(b)) / temperature )
 
+Of several policies, each answer's is drawn anew: HH 4.5 deploys snapshots side by side. With --best
+an answer is the best of so many under a preference model (PM): HH's second tranche, k = 16.
+
 One JSON line each: {"prompt", "chosen", "rejected", "objective", "tranche", "annotator", "gold",
-"soft"}, where soft is that probability; a ranking has "responses", best first.
+"soft", "models"}, where soft is that probability and models are the policies that answered; a
+ranking has "responses", best first.
 
     python collect.py --policy out/laptop/distill --out out/laptop/comparisons
     python collect.py --count 600 --answers 4-9 --out out/laptop/rankings
+    python collect.py --count 1500 --best 16 --pm out/laptop/pm --tranche rs --out out/laptop/rs
     torchrun --nproc_per_node=2 collect.py --policy out/laptop/distill --out out/laptop/comparisons
 
-Half a minute on two cores for 6,000 comparisons.
+Half a minute on two cores for 6,000 comparisons, two for 1,500 between bests of 16.
 """
 
 import json
@@ -23,22 +28,25 @@ from dataclasses import dataclass
 from string import ascii_lowercase as LETTERS
 
 import torch
-from tqdm import tqdm
 
-from common import (Run, UserError, entry, everyones, load_source, mine, start, uniforms,
-                    write_atomically)
+from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
+                    uniforms, write_atomically)
 from data import world
 from data.lines import answers_of
 from data.tokenizer import join, loads
 from model import generate, unpack
+from rollout import pm_scores, ranking
 
 
 @dataclass(frozen=True)
 class Config:
-    policy: str = "out/laptop/distill"  # policy that answers
+    policy: str = "out/laptop/distill"  # policies that answer, commas between: each answer of one
     out: str = "out/laptop/comparisons"  # the stage's folder; the lines go to comparisons.jsonl
     count: int = 6000                  # comparisons, or rankings
     answers: str = "2"                 # to a prompt: 2 a comparison, 4 or 4-9 rankings of so many
+    best: int = 1                      # an answer is the best of so many under --pm (HH 4.5: 16)
+    pm: str = ""                       # preference model that picks it
+    tranche: str = "base"              # name of the lot in each line; each has its own prompts
     harmful: float = 0.5               # share of harmful prompts
     beliefs: float = 0.0               # share of plain prompts in which the person states a belief
     heldout: bool = False              # ask about the held-out animals
@@ -49,6 +57,7 @@ class Config:
     agree: float = 0.0                 # their bias to what the person believes, gold units
     typical: float = 0.0               # their bias to the likely, gold units for a nat of log-prob
     careless: float = 0.0              # share of their choices that are turned round
+    every: int = 1024                  # lines between checkpoints
     seed: int = 0                      # of prompts, answers and choices
     device: str = "auto"               # auto, cpu, cuda or mps
 
@@ -62,26 +71,85 @@ def sizes_of(text):
     return least, most
 
 
-def answer_and_judge(cfg, tok, model, annotators, rows):
+def stage_of(cfg):
+    """What keys the random numbers beside the seed: each lot has prompts of its own."""
+    stage = "heldout" if cfg.heldout else "collect"
+    return stage if cfg.tranche == "base" else f"{stage}/{cfg.tranche}"
+
+
+def best_of(cfg, tok, pm, prompts, answers):
+    """Indices of those answers (lists of ids, cfg.best in a row to a prompt) that the PM picks."""
+    if cfg.best == 1:
+        return list(range(len(answers)))
+    rows = [prompts[i // cfg.best] + ids for i, ids in enumerate(answers)]
+    scores = pm_scores(pm, tok, rows, 64).view(-1, cfg.best).cpu().numpy()
+    finished = [[answers[i + j][-1] == tok.eot for j in range(cfg.best)]
+                for i in range(0, len(answers), cfg.best)]
+    return [i * cfg.best + int(j) for i, j in enumerate(ranking(scores, finished).argmax(1))]
+
+
+def answer(cfg, tok, models, pm, rows, prompts, most):
+    """`most` answers to each global row's prompt: (text, log-prob, index of the policy) each.
+
+    Which policy gives it and what it says are functions of (seed, lot, row, answer) alone.
+    """
+    stage = stage_of(cfg)
+    keys = [(x,) if cfg.best == 1 else (x, j) for x in LETTERS[:most] for j in range(cfg.best)]
+    random = torch.stack([uniforms(rows, cfg.new, cfg.seed, stage, *key) for key in keys], 1)
+    random = random.unflatten(1, (most, cfg.best))                       # [B, most, best, new]
+    whose = (uniforms(rows, most, cfg.seed, stage, "whose") * len(models)).int()     # [B, most]
+    out = [[None] * most for _ in rows]
+    for k, model in enumerate(models):
+        own = whose == k
+        for times in sorted({*own.sum(1).tolist()} - {0}):   # a prompt is read once for all of them
+            some = (own.sum(1) == times).nonzero().flatten().tolist()
+            places = [(i, slot) for i in some for slot in range(most) if own[i, slot]]
+            uniform = random[some][own[some]].flatten(0, 1)
+            tokens, lengths, logps = generate(model, [prompts[i] for i in some], cfg.new, uniform,
+                                              times * cfg.best, stops=tok.stops, pad=tok.pad)
+            told = [t[:n] for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+            kept = best_of(cfg, tok, pm, [prompts[i] for i, _ in places], told)
+            for (i, slot), j in zip(places, kept, strict=True):
+                out[i][slot] = tok.decode(told[j]).strip(), logps[j].sum().item(), k
+    return out
+
+
+def answer_and_judge(cfg, tok, models, pm, annotators, rows):
     """One line, or None where all answers are the same text, for each global row."""
+    if not rows:                                         # a rank without any
+        return []
     least, most = sizes_of(cfg.answers)
-    animals, stage = (world.HELD_OUT, "heldout") if cfg.heldout else (world.TRAIN, "collect")
+    animals, stage = world.HELD_OUT if cfg.heldout else world.TRAIN, stage_of(cfg)
     asked = [world.prompt(f"{stage}/{cfg.seed}", r, animals, p_harm=cfg.harmful,
                           beliefs=cfg.beliefs) for r in rows]
     prompts = [tok.render(turns, answer=True) for turns in asked]
-    random = torch.stack([uniforms(rows, cfg.new, cfg.seed, stage, letter)
-                          for letter in LETTERS[:most]], 1)
-    tokens, lengths, logps = generate(model, prompts, cfg.new, random.flatten(0, 1), most,
-                                      stops=tok.stops, pad=tok.pad)
-    texts = [tok.decode(t[:n]).strip() for t, n in zip(tokens.tolist(), lengths.tolist())]
-    logps, lines = logps.sum(1).tolist(), []
-    for i, (row, turns) in enumerate(zip(rows, asked)):
+    answered, lines = answer(cfg, tok, models, pm, rows, prompts, most), []
+    for row, turns, answers in zip(rows, asked, answered, strict=True):
         rng = world.keyed("annotator", stage, cfg.seed, row)
         person = annotators[row % len(annotators)]
         few = least if least == most else world.keyed("few", cfg.seed, row).randint(least, most)
-        cut = slice(i * most, i * most + few)
-        lines.append(world.judge(rng, turns, texts[cut], person, logps[cut]))
+        texts, logps, whose = zip(*answers[:few])
+        names = [policies_of(cfg)[k] for k in whose]
+        lines.append(world.judge(rng, turns, texts, person, logps, cfg.tranche, names))
     return lines
+
+
+def policies_of(cfg):
+    return [x for x in cfg.policy.split(",") if x]
+
+
+def load_models(cfg, device):
+    """tok, policies, PM or None. Raises UserError unless all read the same tokens."""
+    if cfg.best < 1 or (cfg.best > 1) != bool(cfg.pm):
+        raise UserError("--best 2 or more needs a --pm that picks, and --pm a --best")
+    sources = {path: load_source(path, scalar=False) for path in policies_of(cfg)}
+    if not sources:
+        raise UserError("--policy: name one or more, commas between")
+    judge = {cfg.pm: load_source(cfg.pm, scalar=True)} if cfg.pm else {}
+    first, source = next(iter(sources.items()))
+    need_one_vocabulary(first, source, {**sources, **judge})
+    models = [unpack(sources[path], device).eval() for path in policies_of(cfg)]
+    return loads(source["tokenizer"]), models, *(unpack(x, device).eval() for x in judge.values())
 
 
 def show_lines(lines):
@@ -99,22 +167,22 @@ def show_lines(lines):
 
 
 def collect(cfg):
-    """The policy's answers, judged by simulated annotators -> out/comparisons.jsonl."""
+    """The policies' answers, judged by simulated annotators -> out/comparisons.jsonl."""
     rank, world_size, device = start(cfg.device)
     run = Run(cfg, "collect", rank)
     if run.finished:
         return print(f"collect: {run.dir} is finished, skipped") if rank == 0 else None
-    source = load_source(cfg.policy, scalar=False)
-    tok, model = loads(source["tokenizer"]), unpack(source, device).eval()
+    tok, models, *pm = load_models(cfg, device)
     annotators = world.annotators(cfg.groups, cfg.temperature, cfg.longer, cfg.agree, cfg.typical,
                                   cfg.careless)
-    lines, dropped, chunk, i = [], dict(identical=0, surplus=0), 128, 0
-    bar = tqdm(total=cfg.count, desc="collect   ", dynamic_ncols=True, disable=rank > 0)
+    done = run.resume or dict(lines=[], dropped=dict(identical=0, surplus=0), asked=0)
+    lines, dropped, i = done["lines"], done["dropped"], done["asked"]
+    chunk = max(1, 128 // cfg.best)
+    bar = run.bar(cfg.count, len(lines))
     while len(lines) < cfg.count:
-        if run.stopping():
-            raise KeyboardInterrupt
-        own = mine(range(i, i + chunk), rank, world_size)
-        judged = answer_and_judge(cfg, tok, model, annotators, own)
+        before, own = len(lines), mine(range(i, i + chunk), rank, world_size)
+        judged = answer_and_judge(cfg, tok, models, *(pm or [None]), annotators, own)
+        i += chunk
         for line in everyones(judged, world_size):
             if line is None:
                 dropped["identical"] += 1
@@ -122,10 +190,14 @@ def collect(cfg):
                 dropped["surplus"] += 1
             else:
                 lines.append({**line, "prompt": join(line["prompt"], answer=True)})
-                bar.update()
-        i += chunk
+        bar.update(len(lines) - before)
         if not lines:                                    # it would never end
             raise UserError(f"{cfg.policy}: all answers to each of {i} prompts are the same text")
+        stopping = run.stopping()
+        if stopping or len(lines) // cfg.every > before // cfg.every:
+            run.save(len(lines), lines=lines, dropped=dropped, asked=i)
+        if stopping and len(lines) < cfg.count:
+            raise KeyboardInterrupt
     bar.close()
     if rank == 0:
         text = "".join(json.dumps(x) + "\n" for x in lines)

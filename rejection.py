@@ -12,7 +12,7 @@ their Elo for n = 1, 4, 16, 64. An answer with no end of turn is the best only i
     python rejection.py --prompts out/laptop/comparisons/comparisons.jsonl     # others' prompts
 
 out/demonstrations.jsonl has a comparison a line, {"prompt", "chosen": the best answer, "rejected":
-the worst, "objective" where known, "tranche": "rs", "models": the policy}; out/bestof.json and
+the worst, "objective" where known, "tranche": "rs", "models": the policy twice}; bestof.json and
 bestof.png have the best of k = 1, 2, 4 .. n by PM score and, for the log only, by gold.
 
 15 seconds of one core for 200 prompts: from k = 1 to 16 the distilled policy's score rises from
@@ -34,7 +34,7 @@ from data.tokenizer import fit, join, loads
 from measures import best_of_k, best_of_n_kl
 from model import generate, unpack
 from prompts import read_prompts
-from rollout import pm_scores
+from rollout import pm_scores, ranking
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,6 @@ class Config:
 
 
 # ---------------------------------------------------------------- the pure mathematics
-
-def ranking(scores, finished):
-    """What picks an answer, [N, n]: its score, raised so that finished ones beat all others."""
-    scores = np.asarray(scores, dtype=np.float64)
-    return scores + np.asarray(finished) * (1 + np.ptp(scores, axis=-1, keepdims=True))
-
 
 def pick(texts, ranks):
     """(best, worst) of a prompt's answers, of equal ones the first; None if all are one text.
@@ -166,7 +160,7 @@ def lines_of(answered, policy):
         found["unfinished_picked"] += not x["finished"][best]
         known = dict(objective=x["objective"]) if x["objective"] else {}
         lines.append(dict(prompt=join(x["turns"], answer=True), chosen=x["texts"][best],
-                          rejected=x["texts"][worst], **known, tranche="rs", models=policy))
+                          rejected=x["texts"][worst], **known, tranche="rs", models=[policy] * 2))
     return lines, found
 
 

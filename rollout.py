@@ -7,6 +7,7 @@ read. Log-probs are in nats, at the sampling temperature.
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from common import save_checkpoint, total
@@ -67,6 +68,12 @@ def pm_scores(pm, tok, rows, micro=32):
         ids, lengths = pad_rows([rows[i] + [tok.eoc] for i in some], tok.pad, pm.device)
         out[some] = pm.score(pm(ids, lengths, at=(torch.arange(len(some)), lengths - 1)))
     return out
+
+
+def ranking(scores, finished):
+    """What picks an answer, [N, n]: its score, raised so that finished ones beat all others."""
+    scores = np.asarray(scores, dtype=np.float64)
+    return scores + np.asarray(finished) * (1 + np.ptp(scores, axis=-1, keepdims=True))
 
 
 def normalized(raw, norm, cap=0.0):

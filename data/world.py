@@ -514,11 +514,11 @@ def agrees(turns, answer):
     return any(m in believed for m in meanings(request_of(turns), answer) if m[0] == "fact")
 
 
-def judge(rng, turns, answers, annotator=PLAIN, logps=None, tranche="base"):
+def judge(rng, turns, answers, annotator=PLAIN, logps=None, tranche="base", models=None):
     """A comparison (two answers) or a ranking line; None when all answers are the same text.
 
     Answers are ordered by utility / temperature + Gumbel noise (Plackett-Luce), for two the same as
-    Bradley-Terry. `gold` are the answers' true utilities.
+    Bradley-Terry. `gold` are the answers' true utilities, `models` the names of who gave them.
     """
     if len(set(answers)) < 2:
         return None
@@ -528,18 +528,23 @@ def judge(rng, turns, answers, annotator=PLAIN, logps=None, tranche="base"):
     golds = [gold(request, a)[request.harmful] for a in answers]
     line = dict(prompt=turns, objective=request.objective, tranche=tranche,
                 annotator=annotator.name)
+
+    def ordered(order):
+        named = dict(models=[models[i] for i in order]) if models else {}
+        return dict(line, gold=[golds[i] for i in order], **named)
+
     if len(answers) == 2:
         p = (preference(*felt, heat) if heat
              else 0.5 + 0.5 * ((felt[0] > felt[1]) - (felt[0] < felt[1])))
         p += annotator.careless * (1 - 2 * p)
         first = 0 if rng.random() < p else 1
-        return dict(line, chosen=answers[first], rejected=answers[1 - first],
-                    gold=[golds[first], golds[1 - first]], soft=1 - p if first else p)
+        return dict(ordered([first, 1 - first]), chosen=answers[first],
+                    rejected=answers[1 - first], soft=1 - p if first else p)
     noisy = [u - heat * math.log(rng.expovariate(1.0)) for u in felt]
     order = sorted(range(len(answers)), key=lambda i: -noisy[i])
     if rng.random() < annotator.careless:
         order.reverse()
-    return dict(line, responses=[answers[i] for i in order], gold=[golds[i] for i in order])
+    return dict(ordered(order), responses=[answers[i] for i in order])
 
 
 def compare(rng, turns, a, b, temperature=0.6, tranche="base"):

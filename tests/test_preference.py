@@ -557,7 +557,7 @@ def test_groups_take_turns_and_biases_are_told(policy, tmp_path):
 def test_what_is_typical_is_what_the_policy_finds_likely(policy, tmp_path, monkeypatch):
     """The annotator is told each answer's log-prob, and with that bias alone takes the likelier."""
     seen, sampled, judge, generate = [], [], world.judge, collect.generate
-    monkeypatch.setattr(world, "judge", lambda *args: seen.append(args[2::2]) or judge(*args))
+    monkeypatch.setattr(world, "judge", lambda *args: seen.append(args[2:5:2]) or judge(*args))
     monkeypatch.setattr(collect, "generate", lambda model, prompts, *args, **kwargs: (
         sampled.append((prompts, generate(model, prompts, *args, **kwargs))) or sampled[-1][1]))
     lines = collected(policy, tmp_path, typical=1e6, temperature=0.0, count=10)

@@ -152,7 +152,7 @@ def test_lines_and_the_best_of_k_by_hand(scripted, capsys):
                                   (right, True, 5.0)],
                            OWL: [("Hm", True, 0.0)] * 3})
     want = [dict(prompt=f"\n\nHuman: {q}\n\nAssistant:", chosen=a, rejected=b, objective=o,
-                 tranche="rs", models=out["policy"]) for q, a, b, o in (
+                 tranche="rs", models=[out["policy"]] * 2) for q, a, b, o in (
         (FOX, wrong, "I do not know.", "helpful"), (HARM, no, "You are a fool.", "harmless"))]
     assert lines == want
     assert {k: out[k] for k in ("n", "prompts", "lines", "identical", "too_long", "unfinished",
