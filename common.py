@@ -306,6 +306,12 @@ def need_one_vocabulary(path, content, others):
 
 # ---------------------------------------------------------------- a run's folder
 
+def metrics_of(folder):
+    """The metric lines of a stage's folder, [] before the first."""
+    path = Path(folder) / "metrics.jsonl"
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
 class Run:
     """The folder of one stage: config.json, metrics.jsonl, samples.txt, ckpt.pt.
 
@@ -371,10 +377,6 @@ class Run:
             row = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in metrics.items()}
             with open(self.dir / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(dict(step=step, **row)) + "\n")
-
-    def metrics(self):
-        path = self.dir / "metrics.jsonl"
-        return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
 
     def save(self, step, finished=False, **content):
         """Checkpoint after `step` steps, by rank 0; no collective inside.

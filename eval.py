@@ -22,7 +22,8 @@ import torch
 import preference
 from claims import (closed_forms, demonstrations, distillation, pm_scores, pm_training, records, rl,
                     robustness)
-from common import UserError, device_of, entry, load_checkpoint, uniforms, write_atomically
+from common import (UserError, device_of, entry, load_checkpoint, metrics_of, uniforms,
+                    write_atomically)
 from data import world
 from data.tokenizer import loads
 from measures import mean_se
@@ -327,11 +328,11 @@ def measure_pairs(pm, tok, path):
 
 # ---------------------------------------------------------------- the report
 
-def metrics_of(folder, stage):
+def metrics(folder, stage):
     path = folder / stage / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path}: missing; run the {stage} stage first")
-    return records.metrics_of(folder / stage)
+    return metrics_of(folder / stage)
 
 
 def draw_report(report, ppo, path):
@@ -402,8 +403,8 @@ def pairs_as_text(sets, texts, count=3):
 def report(cfg):
     folder, device = Path(cfg.run), device_of(cfg.device)
     numbers, sets, texts = measure_policies(cfg, folder, device)
-    kl = [r["heldout_kl"] for r in metrics_of(folder, "distill") if "heldout_kl" in r]
-    ppo = metrics_of(folder, "ppo")
+    kl = [r["heldout_kl"] for r in metrics(folder, "distill") if "heldout_kl" in r]
+    ppo = metrics(folder, "ppo")
     kept = ("kl", "score", "pm", "gold_helpful", "gold_harmless")
     out = dict(numbers, pm=measure_pm(folder, device), distill=dict(before=kl[0], after=kl[-1]),
                prompts=cfg.prompts, seed=cfg.seed, ppo=[{k: r[k] for k in kept} for r in ppo])

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
                     schedule, start, total, update)
 from data import world
-from data.lines import answers_of, read_rows, text_of
-from data.tokenizer import fit, loads, parse_prompt
+from data.lines import answers_of, read_rows, text_of, write_lines
+from data.tokenizer import fit, join, loads, parse_prompt
 from model import pack, shared_prompt_rows, unpack
 
 
@@ -130,6 +130,12 @@ def read_comparisons(paths, skip_bad=False):
     if not lines:
         raise UserError(f"{paths}: holds no comparison")
     return lines
+
+
+def write_comparisons(files):
+    """{path: lines as they are read} -> JSON lines, all or none."""
+    write_lines({path: [{**x, "prompt": join(x["prompt"], answer=True)} for x in lines]
+                 for path, lines in files.items()})
 
 
 def encode_comparisons(tok, lines, n_ctx):

@@ -13,8 +13,9 @@ import rejection
 import sft
 from claims.policies import (OBJECTIVES, answers, distilled, load, look, many_answers, trained_pm,
                              trained_policy)
-from claims.records import above, append, metrics_of, missing, records, told_of, verdict
+from claims.records import above, append, missing, records, told_of, verdict
 from claims.start import base, few, points, work
+from common import metrics_of
 from data import probes, world
 from data.lines import write_lines
 from data.tokenizer import join

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import distill
 import pretrain
-from claims.records import append, metrics_of, missing, verdict
+from claims.records import append, missing, verdict
+from common import metrics_of
 from measures import mean_se
 
 

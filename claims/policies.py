@@ -15,10 +15,9 @@ import torch
 
 import distill
 import ppo
-from claims.records import metrics_of
 from claims.start import (LR_AFTER, base, few, policy, pretrained, test_lines, train_lines,
                           train_pm, work)
-from common import load_checkpoint, uniforms
+from common import load_checkpoint, metrics_of, uniforms
 from data import world
 from data.tokenizer import loads
 from measures import commonest, distinct, hits, mean_se

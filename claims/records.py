@@ -50,11 +50,6 @@ def missing(name, seeds, **grid):
         yield unit
 
 
-def metrics_of(folder):
-    """The metric lines of a stage's folder."""
-    return [json.loads(x) for x in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-
-
 def over_seeds(rows, value, *keys):
     """(values of keys) -> (mean, standard error over seeds, seeds) of row[value]."""
     groups = {}

@@ -12,9 +12,8 @@ import collect
 import distill
 import preference
 import pretrain
-from claims.records import append, metrics_of
-from data.lines import write_lines
-from data.tokenizer import join
+from claims.records import append
+from common import metrics_of
 
 LR = 1e-3          # from a base model or in PM pretraining
 LR_AFTER = 3e-4    # on feedback after PM pretraining
@@ -76,9 +75,7 @@ def of(lines, objective, count=None):
 def train_pm(cfg, name, init, lines, test, seed, **knobs):
     """Train a PM on lines; its folder and, for each objective of `test`, its accuracy."""
     folder = work(cfg) / name
-    files = {folder / "lines.jsonl": lines, folder / "test.jsonl": test}
-    write_lines({path: [{**x, "prompt": join(x["prompt"], answer=True)} for x in some]
-                 for path, some in files.items()})
+    preference.write_comparisons({folder / "lines.jsonl": lines, folder / "test.jsonl": test})
     preference.train(preference.Config(**{**dict(
         init=init, data=str(folder / "lines.jsonl"), test=str(folder / "test.jsonl"),
         out=str(folder), pairs=0, lr=LR, batch=16, warmup=5, every=10**6, seed=seed,

@@ -41,6 +41,7 @@ from common import (
     everyones,
     keyed,
     load_checkpoint,
+    metrics_of,
     mine,
     parse_flags,
     save_checkpoint,
@@ -555,14 +556,15 @@ def test_a_run_is_made_resumed_and_found_finished(tmp_path):
 
     run = Run(cfg, "stage")
     assert (run.step, run.finished) == (2, False) and torch.equal(run.resume["x"], torch.ones(1))
-    assert [m["step"] for m in run.metrics()] == [0, 1]       # steps 2 and 3 are done again
+    assert [m["step"] for m in metrics_of(run.dir)] == [0, 1]     # steps 2 and 3 are done again
     for step in range(2, 5):
         run.log(step, loss=step / 3, count=step)
-    assert run.metrics() == [dict(step=s, loss=float(f"{s / 3:.6g}"), count=s) for s in range(5)]
+    assert metrics_of(run.dir) == [
+        dict(step=s, loss=float(f"{s / 3:.6g}"), count=s) for s in range(5)]
     run.save(5, finished=True)
 
     run = Run(cfg, "stage")
-    assert run.finished and run.step == 5 and len(run.metrics()) == 5
+    assert run.finished and run.step == 5 and len(metrics_of(run.dir)) == 5
 
 
 def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
@@ -574,12 +576,12 @@ def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
         file.write('{"step": 1, "lo')
     run = Run(cfg, "stage")
     run.log(3, loss=2.0)
-    assert run.metrics() == [dict(step=0, loss=1.0), dict(step=3, loss=2.0)]
+    assert metrics_of(run.dir) == [dict(step=0, loss=1.0), dict(step=3, loss=2.0)]
 
 
 def test_metrics_of_a_run_that_never_saved_are_dropped(tmp_path):
     Run(Config(out=str(tmp_path)), "stage").log(0, loss=1.0)
-    assert Run(Config(out=str(tmp_path)), "stage").metrics() == []
+    assert metrics_of(Run(Config(out=str(tmp_path)), "stage").dir) == []
 
 
 def test_a_run_with_other_flags_is_refused_and_the_flag_named(tmp_path):
