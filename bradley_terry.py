@@ -19,6 +19,29 @@ NAT = 400 / np.log(10)         # Elo points
 DROP = 3.841458820694124 / 2   # of log-likelihood at an interval's ends: chi^2, one degree, 95%
 
 
+# ---------------------------------------------------------------- the unit
+
+def win_rate(difference):
+    """Chance to be preferred at an Elo difference: 1 / (1 + 10^(-difference / 400))."""
+    return sigmoid(np.asarray(difference) / NAT)
+
+
+def of_win_rate(rate):
+    """Elo difference at which one is preferred with this chance, 0 to 1; infinite at both ends."""
+    with np.errstate(divide="ignore"):
+        return NAT * (np.log(rate) - np.log1p(-np.asarray(rate, dtype=np.float64)))
+
+
+def of_pm(difference):
+    """A difference of PM scores in Elo points: 174 a point, 400 / ln 10.
+
+    An identity and no empirical figure: both say sigmoid(difference), in two units (HH 2.4, B.5).
+    """
+    return NAT * np.asarray(difference, dtype=np.float64)
+
+
+# ---------------------------------------------------------------- the likelihood
+
 def checked(W):
     """Win counts as float64 with no wins over oneself. ValueError if they are none."""
     W = np.array(W, dtype=np.float64)
@@ -71,6 +94,8 @@ def maximum(W, fixed):
             break
     return r
 
+
+# ---------------------------------------------------------------- intervals and scores
 
 def interval(W, i, j):
     """95% profile-likelihood interval of the Elo of i less that of j: (low, high).
