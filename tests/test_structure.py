@@ -28,10 +28,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
 ORDER = ("pretrain", "distill", "collect", "preference", "prompts", "sft", "rejection", "ppo",
-         "online", "constitution", "ood")
+         "elo", "online", "constitution", "ood")
 PARTS = ("rollout", "control")                         # of stages, without a command of their own
 PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor")  # use any stage, and none uses them
-PURE = ("common", "model", "attention", "measures")
+PURE = ("common", "model", "attention", "measures", "bradley_terry")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
 PACKAGES = {"torch", "numpy", "tiktoken", "tqdm"}       # at the top of a file
 OPTIONAL = {"matplotlib", "safetensors", "transformers", "trl", "datasets",
