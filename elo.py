@@ -241,6 +241,8 @@ def play(cfg, run, policies, device, rank, world_size):
 def check_choice(line):
     """A comparison with the two policies' names. ValueError naming the bad field."""
     line, models, strength = check_line(line), line.get("models"), line.get("strength", 1)
+    if "responses" in line:
+        raise ValueError("a ranking, where a choice of two is needed")
     if not (isinstance(models, list) and [type(x) for x in models] == [str, str]):
         raise ValueError("field 'models' is not two names, of the chosen's policy and the other's")
     if not isinstance(strength, (int, float)) or not math.isfinite(strength):
