@@ -116,7 +116,8 @@ def bootstrap(lines, reference, draws=200, seed=0):
         table[np.ix_(at, at)] = W
     drawn = rng.multinomial(len(tables), np.full(len(tables), 1 / len(tables)), size=draws)
     found = [scores(np.tensordot(n, tables, 1), names.index(reference))[0] for n in drawn]
-    return dict(zip(names, np.nanstd(found, axis=0, ddof=1).tolist(), strict=True))
+    return {name: float(np.nanstd(x, ddof=1)) if np.isfinite(x).sum() > 1 else math.nan
+            for name, x in zip(names, np.transpose(found), strict=True)}
 
 
 # ---------------------------------------------------------------- policies, prompts, choices
