@@ -1,6 +1,13 @@
 """elo.py: who won by hand, matches between tiny models, what is told, bad input.
 
 Models are untrained and their answers babble, but the annotator has an opinion of it.
+
+Proved alive by: ties as wins, or lost; wins over oneself counted; the mean of chances as the chance
+of the mean, or of the wrong side; resampled lines instead of prompts; random numbers without the
+seed, the policy's name or the number of the answer, choices without the seed or the row; the worst
+of k, unfinished ones not lowered; --temperature and --noise not read; policies paired in the order
+given; chosen and rejected changed over; objectives changed over, --heldout not read, no room for
+<|eoc|>; vocabularies not compared, a nan in the weights not seen.
 """
 
 import json
@@ -273,7 +280,10 @@ def test_a_run_is_what_its_choices_say(models, tmp_path, capsys):
 def test_what_a_pm_foretells_is_of_its_scores(models, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(elo, "predicted", lambda a, b: (seen.append((a, b)), (1.0, 2.0))[1])
+    rooms, inner = [], elo.asked_of
+    monkeypatch.setattr(elo, "asked_of", lambda *x: (rooms.append(x[3]), inner(*x))[1])
     found, lines = rated(models, tmp_path, pm=str(models / "pm.pt"))
+    assert rooms == [192 - 6 - 1] * 2                    # an answer's 6 tokens, the PM's <|eoc|>
     assert found["helpful"]["pm_means"] == [1, 1] and found["harmless"]["pm_chances"] == [2, 2]
     for a, b in seen:
         assert len(a) == len(b) == 9 and len(set(a)) > 3
