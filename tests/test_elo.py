@@ -303,7 +303,7 @@ def test_same_seed_same_run(models, tmp_path):
 
 def test_best_of_k_is_a_policy_of_its_own(models, tmp_path):
     pm = str(models / "pm.pt")
-    found, _ = rated(models, tmp_path, "a,a4=a@best4,b", pm=pm, count=12)
+    found, _ = rated(models, tmp_path, "a,a4=a@best4,b", pm=pm, count=12, chunk=3)
     assert found["policies"]["a4"] == dict(path=str(models / "a.pt"), best_of=4)
     for objective in elo.OBJECTIVES:
         means = dict(zip(found[objective]["names"], found[objective]["pm_means"]))
@@ -394,7 +394,7 @@ def test_the_figure_shows_every_policy(monkeypatch, tmp_path):
     monkeypatch.setattr(axes.Axes, "annotate", lambda ax, text, at, **k: (
         names.append((text, at)), note(ax, text, at, **k))[1])
     monkeypatch.setattr(pyplot, "close", lambda figure: (closed.append(1), close(figure)))
-    harmless = dict(RESULT, names=["a", "c", "bb", "e"], elo=[0.0, 40.0, 30.0, 2.0],
+    harmless = dict(RESULT, names=["a", "c", "bb", "d"], elo=[0.0, 40.0, 30.0, 2.0],
                     low=[0.0, 30.0, 20.0, 1.0], high=[0.0, 60.0, 35.0, 9.0])
     with open(tmp_path / "x.png", "wb") as file:
         DRAW(dict(helpful=RESULT, harmless=harmless), "a", file)
