@@ -105,6 +105,13 @@ METRICS = {  # stage -> metric -> (unit, formula); the only place that says what
         "ptx_loss": ("nats a token", "mean -log pi(x_t) on the pretraining mix of `--ptx`"),
         "lambda_kl": ("score a nat", "KL coefficient in force"),
         "lr": ("", "policy's learning rate of the iteration")},
+    "online": {
+        "lines": ("comparisons", "in all lots so far, held-out ones among them"),
+        "accuracy_<lot>": ("share", "accuracy of the round's PM on the held-out part of that lot"),
+        **{name: (unit, f"mean over the last three iterations of the round's PPO of its {name}")
+           for name, unit in (("kl", "nats an answer"), ("score", "normalized PM score"),
+                              ("gold_helpful", "gold utility"), ("gold_harmless", "gold utility"),
+                              ("refused_helpful", "share"))}},
 }
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 import preference
-from claims import (closed_forms, demonstrations, distillation, pm_scores, pm_training, records, rl,
-                    robustness)
+from claims import (closed_forms, demonstrations, distillation, online, pm_scores, pm_training,
+                    records, repair, rl, robustness)
 from common import (UserError, device_of, entry, load_checkpoint, metrics_of, uniforms,
                     write_atomically)
 from data import world
@@ -154,7 +154,25 @@ CLAIMS = {
                      "PM pretraining with foreign answers has taught the PM that an answer "
                      "must fit its question; and the mean scores stay under the 99% quantile, "
                      "which the first policy's best answers reach"),
-    "H22": Claim("best-of-k grows with k at a KL of at most log k - (k - 1) / k",
+    "H17": Claim("base, RS and online answers have PM scores further to the right in that "
+                 "order",
+                 "HH 4.5, fig. 15 left", online.measure_short, online.verdict_h17, 24,
+                 source="online", needs=("regime", ("short",))),
+    "H18": Claim("at equal data and hyper-parameters the iterated mixture beats base comparisons "
+                 "alone in Elo", "HH 4.5, fig. 16", online.measure_h18, online.verdict_h18, 160,
+                 source="online", needs=("regime", ("long",))),
+    "H19": Claim("the PM's accuracy falls from base to RS to online comparisons",
+                 "HH 4.5", online.measure_short, online.verdict_h19, 24,
+                 source="online", needs=("regime", ("short",))),
+    "H20": Claim("online > static > distilled; helpful-only RLHF is the most helpful and less "
+                 "harmless",
+                 "HH fig. 1", online.measure_short, online.verdict_h20, 24,
+                 source="online", needs=("regime", ("short",))),
+    "H21": Claim("Elo foretold by PM scores is above Elo from choices",
+                 "HH B.4, figs 15, 35", online.measure_short, online.verdict_h21, 24,
+                 source="online", needs=("regime", ("short",))),
+    "H22": Claim("best-of-k grows with k at a KL of at most log k - (k - 1) / k; the online policy "
+                 "is near k = 64",
                  "HH B.6, fig. 36", demonstrations.measure, demonstrations.verdict_h22, 20,
                  source="demonstrations",
                  why="the PM's score goes on rising, but the chance to beat one answer is "
@@ -164,6 +182,11 @@ CLAIMS = {
                  source="robustness", needs=("cell", ("toy/toy",)),
                  why="it rises at first and falls when the policy over-optimizes; where the "
                      "held-out PM is highest it is back under the start in two seeds of three"),
+    "H33": Claim("the PM prefers the policy's answers to writers' by more than annotators do",
+                 "HH 6.1, fig. 24", online.measure_short, online.verdict_h33, 24,
+                 source="online", needs=("regime", ("short",))),
+    "repair": Claim("rounds whose snapshots show a cheat unlearn it, rounds that miss it do not",
+                    "our question on HH 4.5", repair.measure, repair.verdict_repair, 50),
     "I01": Claim("SFT's validation loss is best after one epoch, more epochs still raise the RM's "
                  "score",
                  "InstructGPT 3.5", demonstrations.measure, demonstrations.verdict_i01, 20,

@@ -19,6 +19,7 @@ from common import metrics_of
 from data import probes, world
 from data.lines import write_lines
 from data.tokenizer import join
+from elo import of_win_rate
 from measures import best_of_k, best_of_n_kl, best_of_n_kl_exact, mean_se
 from rollout import gold_of
 
@@ -166,21 +167,27 @@ def verdict_i08(rows):
 
 def verdict_h22(rows):
     """held: PM score and chance to beat one answer rise from each k to the next (1, 4, 16, 64) in
-    every seed; that no prompt's KL is above log k - (k - 1) / k is a check of the code. (Elo
-    against an online policy is not measured here.)
+    every seed, and the online policy of results/online.jsonl (regime short) is within 50 Elo of
+    k = 64. That no prompt's KL is above log k - (k - 1) / k is a check of the code.
     """
     by = {k: [next(b for b in r["best_of"] if b["k"] == k) for r in rows] for k in KS}
     grows = all(b[key] > a[key] for key in ("pm", "win") for one, two in zip(KS, KS[1:])
                 for a, b in zip(by[one], by[two], strict=True))
     under = all(b["kl_most"] <= b["bound"] + 1e-6 for v in by.values() for b in v)
-    told = "; ".join(f"k = {k}: beats one answer {points(mean_se([b['win'] for b in v])[0])}, KL "
-                     f"{told_of([b['kl'] for b in v], '')} (at most {v[0]['bound']:.2f})"
-                     for k, v in by.items())
-    panels = [("best of k", "k", name, {name: {k: (*mean_se([b[key] for b in v]), len(v))
-                                               for k, v in by.items()}})
-              for key, name in (("win", "chance to beat one answer"), ("pm", "PM score"),
-                                ("kl", "KL, nats"))]
-    return verdict(grows and under, rows, told, panels, log_x=True)
+    elo = {k: [of_win_rate(b["win"]) for b in v] for k, v in by.items()}
+    online = [(x["elo"]["helpful"]["mixture"] + x["elo"]["harmless"]["mixture"]) / 2
+              for x in records("online") if x["regime"] == "short"]
+    near = bool(online) and abs(mean_se(online)[0] - mean_se(elo[64])[0]) < 50
+    told = "Elo over one answer: " + "; ".join(
+        f"k = {k} {told_of(elo[k], places=0)} (wins {points(mean_se([b['win'] for b in v])[0])}), "
+        f"KL {told_of([b['kl'] for b in v], '')} of at most {v[0]['bound']:.2f}"
+        for k, v in by.items() if k > 1) + "; online policy " + (
+        told_of(online, places=0) if online else "not measured (--claim H20)")
+    panels = [("best of k", "k", name, {name: {k: (*mean_se(x), len(x)) for k, x in own.items()}})
+              for name, own in (("Elo over one answer", elo), *(
+                  (label, {k: [b[key] for b in v] for k, v in by.items()})
+                  for key, label in (("pm", "PM score"), ("kl", "KL, nats"))))]
+    return verdict(grows and under and near, rows, told, panels, log_x=True)
 
 
 def ppo_gain_at(seed, kl):

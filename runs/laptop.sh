@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole pipeline on the toy world: from an empty folder to an assistant that RLHF improved.
 #
-#   bash runs/laptop.sh              on two cores about 10 minutes; stop and start it as you like
+#   bash runs/laptop.sh              on two cores about 17 minutes; stop and start it as you like
 #   SEED=1 OUT=out/laptop1 bash runs/laptop.sh
 #
 # text -> tokens -> policy -> answers -> choices -> preference model -> reward -> policy
@@ -35,6 +35,10 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --lr 3e-
 # Stage 3: RLHF. 80 seconds.
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED"
 
+# Stage 4: better policies give better answers to choose from; new models, and Elo. 7 minutes.
+$PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons" --pm "$OUT/pm" \
+    --out "$OUT/online" --seed "$SEED"
+
 # The report (20 seconds); first, comparisons that test the preference model on animals that it
 # never met, and on other prompts about those it did (20 seconds each).
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
@@ -42,3 +46,4 @@ $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed 
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
 $PY eval.py --run "$OUT" --seed "$SEED"
 echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"
+echo "judge it: $PY feedback.py --policies $OUT/ppo $OUT/online/ppo-2        answers side by side"

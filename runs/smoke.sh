@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The path of runs/laptop.sh with tiny sizes: does everything run? Its numbers mean nothing.
 #
-#   bash runs/smoke.sh               under 90 seconds on two cores; OUT=folder chooses where
+#   bash runs/smoke.sh               under 2 minutes on two cores; OUT=folder chooses where
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash runs/setup.sh
@@ -24,6 +24,10 @@ $PY rejection.py --policy "$OUT/sft" --pm "$OUT/pm" --count 16 --answers 4 --out
 $PY ppo.py --policy "$OUT/sft" --pm "$OUT/pm" --test-pm "$OUT/pmp" --out "$OUT/variants" --iterations 2 --samples 16 \
     --minibatch 8 --calibrate 16 --every 1 --generated "$OUT/prompts" --kl k3 --kl-target 1 --ptx 0.5 --ema 0.9 \
     --anchor 0.9 --critic policy --snapshots 0,1 --cap 3 --halve 32
+$PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons" --pm "$OUT/pm" --rs 64 --best 4 \
+    --count 64 --iterations 2 --samples 32 --snapshots 0 --matches 16 --out "$OUT/online"
+printf 'What color is the fox?\n3\n/red\nHow can I poison the fox?\n7\n' |
+    $PY feedback.py --policies "$OUT/distill" "$OUT/ppo" --out "$OUT/feedback" --terminal
 $PY doctor.py "$OUT/variants" || true                        # so little training has something to be told
 $PY sample.py --ckpt "$OUT/distill" --average "$OUT/ppo" --weight 0.5 --out "$OUT/between"
 $PY collect.py --count 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"

@@ -239,8 +239,13 @@ CASES = [(name, rows, bad) for rows, cases in ((robust, ROBUSTNESS), (runs, SHOR
 
 @pytest.fixture
 def ppo_lines(here):
-    """PPO's own gain for K12: 1.2 a nat above a start of 1, as far as 3 nats."""
+    """PPO's own gain for K12: 1.2 a nat above a start of 1, as far as 3 nats. For H22 an online
+    policy that wins 9 of 10 against the distilled one, 382 Elo.
+    """
     for seed in SEEDS:
+        records.append("online", dict(seed=seed, regime="short", elo=dict(
+            helpful=dict(mixture=400.0), harmless=dict(mixture=364.0))))
+        records.append("online", dict(seed=seed, regime="long", elo={}))
         records.append("rl", dict(seed=seed, variant="start", pm=1.0))
         records.append("rl", dict(seed=seed, variant="default", kl_exact=3.0, pm=4.6,
                                   way=[dict(kl_exact=1.0, pm=2.2)]))
@@ -282,6 +287,15 @@ def test_a_verdict_holds_fails_and_waits(name, rows, bad, ppo_lines):
 ])
 def test_what_a_rule_allows(name, rows, changed, ppo_lines):
     assert judged(name, rows(**changed)).word == "held"
+
+
+def test_the_best_of_64_is_near_the_online_policy(ppo_lines):
+    """Within 50 Elo of its 382: 0.92 is 424, 0.93 is 449; and it must have been measured."""
+    assert judged("h22", demo(win_at_64=0.92)).word == "held"
+    assert judged("h22", demo(win_at_64=0.93)).word == "not held"
+    (records.FOLDER[0] / "online.jsonl").unlink()
+    found = judged("h22", demo())
+    assert found.word == "not held" and "not measured (--claim H20)" in found.told
 
 
 def test_averaged_weights_that_change_nothing_cost_nothing():
@@ -392,7 +406,8 @@ def test_numbers_of_the_demonstrations_are_told_as_they_are(ppo_lines):
     told = judged("i08", demo()).told
     assert "wins 20.0% ± 0.2% against SFT" in told and "gold -1.00 ± 0.00 against 0.50" in told
     told = judged("h22", demo()).told
-    assert "k = 16: beats one answer 80.0%, KL 1.00 ± 0.00 (at most 1.84)" in told
+    assert "k = 16 +241 ± 0 (wins 80.0%), KL 1.00 ± 0.00 of at most 1.84" in told
+    assert told.endswith("online policy +382 ± 0")
     told = judged("k12", demo()).told
     assert told == ("at 2.00 ± 0.02 nats: PM score 1.00 ± 0.01, gold 0.50 ± 0.01; PPO at the "
                     "same KL: PM score 2.40 ± 0.03")

@@ -526,7 +526,9 @@ def written(place):
 # what `run.log(..., **name)` of a stage holds: the functions that make it, or names
 SPREAD = {("ppo", "row"): ("rollout.summary", "rollout.columns_of"),
           ("ppo", "told"): ("ppo.improve",), ("sft", "found"): ("sft.evaluate.found",),
-          ("prompts", "counts"): {"<reason>"}}
+          ("prompts", "counts"): {"<reason>"}, ("online", "accuracy"): {"accuracy_<lot>"},
+          ("online", "means"): {"kl", "score", "gold_helpful", "gold_harmless",
+                                "refused_helpful"}}
 
 
 def logged(stage):
