@@ -48,10 +48,13 @@ def parse_flags(Config, argv=None, doc=None):
         if field.type in (bool, "bool"):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text,
                                 default=field.default)
+        elif field.type in (tuple, "tuple"):  # one value or more, blanks between
+            parser.add_argument(flag, nargs="+", default=field.default, help=text, metavar="STR")
         else:
             parser.add_argument(flag, type=type(field.default), default=field.default, help=text,
                                 metavar=type(field.default).__name__.upper())
-    return Config(**vars(parser.parse_args(argv)))
+    found = vars(parser.parse_args(argv))
+    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
 
 
 def entry(main, Config, doc=None):

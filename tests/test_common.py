@@ -469,6 +469,20 @@ def test_flags_set_fields_of_their_types():
     assert type(cfg.lr) is float and type(cfg.steps) is int
 
 
+@dataclasses.dataclass(frozen=True)
+class Several:
+    names: tuple = ("a", "b")    # one or more
+    steps: int = 5               # another
+
+
+def test_a_flag_of_several_values():
+    assert parse_flags(Several, []) == Several()
+    assert parse_flags(Several, "--names x y --steps 2".split()) == Several(("x", "y"), 2)
+    assert parse_flags(Several, ["--names", "x,y"]) == Several(("x,y",))
+    with pytest.raises(SystemExit):
+        parse_flags(Several, ["--names"])
+
+
 @pytest.mark.parametrize("argv", [["--stepz", "3"], ["--step", "3"], ["--steps", "x"],
                                   ["--steps", "1.5"], ["stray"], ["--lr"]])
 def test_unknown_or_malformed_flags_are_errors(argv, capsys):

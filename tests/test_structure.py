@@ -220,7 +220,8 @@ def test_every_knob_is_one_line_that_says_what_it_is(name):
             assert len(comment) > 8, f"{name}: {item.target.id} has no comment"
     for field in dataclasses.fields(Config):
         kind = field.type if isinstance(field.type, str) else field.type.__name__
-        assert kind == type(field.default).__name__ and kind in ("str", "int", "float", "bool")
+        assert kind == type(field.default).__name__
+        assert kind in ("str", "int", "float", "bool", "tuple")
 
 
 @pytest.mark.parametrize("name", WITH_CONFIG)
