@@ -232,8 +232,8 @@ def terminal(desk, lines):
                 desk.new(dict(talk=talk, task=task))
             try:
                 *_, last = desk.ask(dict(talk=talk, turn=turn, text=text))
-            except Refused as refused:
-                last = {"error": refused}
+            except (Refused, OSError) as error:
+                last = {"error": error}
             if "error" in last:
                 say(f"{last['error']}")
                 continue
@@ -258,9 +258,9 @@ def choose(desk, lines, task, fields):
         else:
             try:
                 done = desk.choose({**fields, "choice": int(text)})
-            except Refused as refused:       # an edit that is none, a full disk
+            except (Refused, OSError) as error:       # an edit that is none; a full disk
                 fields.pop("edit", None)
-                say(f"{refused}")
+                say(f"nothing was stored: {error}")
                 continue
             say("A was {a}, B was {b}; kept as: {kept}".format(**done["revealed"], **done))
             return True

@@ -6,6 +6,7 @@ who has the token. Bodies are measured before they are read; a request must arri
 leave, within PATIENCE, and nobody waits for another's.
 """
 
+import contextlib
 import errno
 import io
 import ipaddress
@@ -147,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self):
         """Any request, whatever its method."""
-        self.unread = self.command != "GET" and self.headers.get("Content-Length") != "0"
+        self.unread = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         try:
             result = self.result()
         except Refused as refused:
@@ -236,8 +237,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Allow", "GET, POST")
         if length is not None:
             self.send_header("Content-Length", str(length))
-        if self.close_connection or length is None:
-            self.send_header("Connection", "close")    # sets close_connection
+        self.send_header("Connection", "close")   # one a request: an idle one holds a thread
         self.end_headers()
 
     def reply(self, status, data, kind="application/json"):
@@ -256,12 +256,12 @@ class Handler(BaseHTTPRequestHandler):
         """An error as JSON. A body still on its way is not read, but given a second to end: hanging
         up at once would take the answer away from who is still sending.
         """
-        self.close_connection = True
         self.reply(status, json.dumps({"error": reason}).encode())
-        if self.unread:
-            self.connection.shutdown(socket.SHUT_WR)
-            self.rfile.raw.until, left = time.monotonic() + min(1, PATIENCE), 16 * LIMIT
-            while left > 0 and (data := self.rfile.read1(LIMIT)):
+        self.rfile.raw.until, left = time.monotonic() + min(1, PATIENCE), 16 * LIMIT
+        with contextlib.suppress(OSError):
+            if self.unread:
+                self.connection.shutdown(socket.SHUT_WR)
+            while self.unread and left > 0 and (data := self.rfile.read1(LIMIT)):
                 left -= len(data)
 
     def send_error(self, code, message=None, explain=None):
