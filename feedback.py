@@ -29,13 +29,13 @@ from pathlib import Path
 
 import torch
 
+import bradley_terry
 from common import UserError, device_of, entry, keyed, load_source, need_one_vocabulary, uniforms
 from data.choices import Store
 from data.desk import Desk
 from data.screen import Stream, columns, printable
 from data.tokenizer import Tokenizer, fit, loads
 from data.web import Refused, Server
-from elo import fit as fit_elo
 from elo import wins_of
 from model import GPT, generate, unpack
 from rejection import ranking
@@ -103,7 +103,7 @@ def elo_table(lines, zero):
         out[objective] = []
         if not names:
             continue
-        found = fit_elo(wins, names.index(zero) if zero in names else 0)
+        found = bradley_terry.fit(wins, names.index(zero) if zero in names else 0)
         notes += [f"{objective}: {found['note']}"] if found["note"] else []
         for i, name in enumerate(names):
             row = {k: found[k][i] for k in ("elo", "low", "high", "games")}
