@@ -208,7 +208,8 @@ class Store:
             self.talks[event["talk"]].questions.append(event)
         else:
             talk = self.talks[event["talk"]]
-            talk.questions[event["turn"]]["answers"]
+            if not talk.open or talk.open["turn"] != event["turn"]:
+                raise KeyError("turn")
             talk.choices.append(event)
             self.known[event["id"]] = event["talk"], event["turn"]
 
@@ -236,11 +237,12 @@ class Store:
             return self.talks[name]
 
     def ask(self, name, turn, text, answers, models, cut):
-        """The turn's question, open from now on."""
+        """The turn's question, open from now on; returned."""
         event = dict(talk=name, turn=turn, text=text, answers=answers, models=models, cut=cut)
         with self.lock:
             self.write([("talks", event)])
             self.apply(event)
+        return event
 
     def choose(self, name, turn, id, choice, edit, goes_on):
         """Settles the open question; goes_on is the side from which the talk goes on."""

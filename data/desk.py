@@ -105,8 +105,8 @@ class Desk:
     def answer(self, job):
         """Both answers; the question is stored before anybody is told that they are complete."""
         answers, names, cut = self.panel.answer(job)
-        self.store.ask(job.talk, job.turn, job.text, [plain(x) for x in answers], names, cut)
-        *pieces, last = told(self.store.talks[job.talk].open)
+        *pieces, last = told(self.store.ask(job.talk, job.turn, job.text,
+                                            [plain(x) for x in answers], names, cut))
         for row in pieces if self.panel.held(job) else ():
             job.tell(**row)
         return last
@@ -180,7 +180,7 @@ class Desk:
                 side = self.goes_on(name, turn, choice, edit)
                 self.store.choose(name, turn, id, choice, edit, side)
                 self.table = self.panel.table(self.store.lines)
-                self.log(f"{len(self.store.known)} choices stored")
+                self.log(f"choices stored: {len(self.store.known)}")
             what = kept(meaning(talk.choices[turn]["choice"])[1])
             return dict(stored=self.store.counts(), elo=self.table, turns=talk.turns(), kept=what,
                         revealed=dict(zip("ab", talk.questions[turn]["models"])), again=again)

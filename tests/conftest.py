@@ -81,3 +81,20 @@ def program(request, monkeypatch, capsys):
                 print(stop.code, file=sys.stderr)
         return code, *capsys.readouterr()
     return call
+
+
+@pytest.fixture
+def site(tmp_path):
+    """site(panel, ...) -> a Site of the human's page in site.folder; closed at the end."""
+    from visits import Fake, Site
+    made = []
+
+    def make(panel=None, folder=tmp_path / "store", **more):
+        made.append(Site(folder, panel or Fake(), **more))
+        return made[-1]
+
+    make.folder = tmp_path / "store"
+    yield make
+    for one in made:
+        if one.thread.is_alive():
+            one.close()
