@@ -1,4 +1,11 @@
-"""A person's choices on disk: the lines, and that none is lost or doubled whatever happens."""
+"""A person's choices on disk: the lines, and that none is lost or doubled whatever happens.
+
+Proved alive by, in data/choices.py: red-team lines not turned round, helpful ones turned round; the
+scale turned on side B; weak choices among the strong; a prompt without its turns; the talk going on
+from the edit of the other side; short writes let pass; no fsync; torn lines left, or not kept; only
+the first file taken back; lines written twice or not at all after a kill; lines written again into
+a file that was moved away; no lock; the event after its lines; ids read from the journal alone.
+"""
 
 import json
 import os

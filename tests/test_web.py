@@ -1,4 +1,11 @@
-"""The page's server as a stranger meets it: refusals, other sites' pages, slow and many clients."""
+"""The page's server as a stranger meets it: refusals, other sites' pages, slow and many clients.
+
+Proved alive by, in data/web.py: Host not checked, or without its port; foreign names let in; Origin
+not checked; no token, or one on request only; bodies of any size; Transfer-Encoding, other content
+types let through; RecursionError let through; a full disk as a 500; time per byte and not per
+request; no time limit on a stream; connections without a number; hanging up on who still sends. In
+data/desk.py: talks that wait without a number; a choice true for 1; choices after the stop.
+"""
 
 import http.client
 import json
@@ -126,6 +133,20 @@ def test_requests_that_no_library_sends(quiet, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_who_still_sends_gets_the_refusal(quiet):
+    """What is sent after it is not read into memory, and doesn't take the answer away."""
+    with socket.create_connection(("127.0.0.1", quiet.port), 20) as s:
+        s.sendall(f"POST /api/new HTTP/1.1\r\nHost: 127.0.0.1:{quiet.port}\r\n"
+                  "Content-Length: 500000\r\n\r\n".encode())
+        for _ in range(10):
+            s.sendall(b"x" * 50000)
+            time.sleep(0.01)
+        got = b""
+        while part := s.recv(65536):
+            got += part
+    assert got.startswith(b"HTTP/1.1 413") and b"send less" in got
+
+
 def test_only_the_own_host_and_origin(quiet):
     port = quiet.port
 
@@ -191,6 +212,19 @@ def test_the_files_and_their_headers(quiet, tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- slow and many
 
+def drips(s):
+    """Sends a byte; whether the connection still stands."""
+    s.settimeout(0.001)
+    try:
+        s.sendall(b"x")
+        return bool(s.recv(65536))
+    except TimeoutError:
+        return True
+    except OSError:
+        s.close()
+        return False
+
+
 def test_slow_clients_hold_nobody_up(site, monkeypatch):
     """Slow headers, a slow body, bytes that drip, a stream that nobody reads: others are answered,
     and who is slow is hung up on.
@@ -228,16 +262,12 @@ def test_slow_clients_hold_nobody_up(site, monkeypatch):
                 pass
         assert one.ask(name, turn)[-1]["done"] and one.choose(name, turn)[0] == 200
         time.sleep(0.02)
-    assert time.monotonic() - begin < 1.5 * float(os.environ.get("NANOHH_PATIENCE", 1)) + 1
-    for s in slow:
-        with s:
-            s.settimeout(20)
-            try:
-                while s.recv(65536):
-                    pass
-            except ConnectionError:
-                pass
-    assert time.monotonic() - begin < 5 * float(os.environ.get("NANOHH_PATIENCE", 1))
+    patience = float(os.environ.get("NANOHH_PATIENCE", 1))
+    assert time.monotonic() - begin < 5 * patience
+    while slow and time.monotonic() < begin + 8 * patience:            # and so on, to no end
+        slow = [s for s in slow if drips(s)]
+        time.sleep(0.05)
+    assert not slow
     deadline = time.monotonic() + 20
     while one.server.room._value < web.CONNECTIONS and time.monotonic() < deadline:
         time.sleep(0.02)
