@@ -1,4 +1,12 @@
-"""The human's page: over real sockets, with tiny untrained models, and killed at any moment."""
+"""The human's page: over real sockets, with tiny untrained models, and killed at any moment.
+
+Proved alive by, in feedback.py: sides not shuffled, other shares of two policies, the same players
+at each turn; a stream with best-of-k, the lowest of k; random numbers without the side; infinities
+in JSON; others' lines in the Elo scores; only the last turn read; an edit kept after its refusal; a
+talk kept over a change of task; foreign vocabularies, one policy twice let in. In data/desk.py: ids
+not known again, a second generation for a reload, another text for an open turn; headers in answers
+kept; edits in red-teaming; a failed generation ending the worker; best-of-k without its pieces.
+"""
 
 import http.client
 import io
@@ -487,8 +495,9 @@ def test_the_oldest_turns_fall_away(site, out, monkeypatch):
     assert panel.room == 200 - NEW - 1 and max(map(len, asked)) <= panel.room
     assert asked[-1][1] == TOK.human and TOK.decode(asked[-1]).count("Where") < 12
     turns = [tuple(x) for x in one.talk(name)["turns"]][:-1]
-    whole = TOK.render(turns, answer=True)
-    assert asked[-1][1:] == whole[-len(asked[-1]) + 1:]
+    fitting = [ids for i in range(0, len(turns), 2)
+               if len(ids := TOK.render(turns[i:], answer=True)) <= panel.room]
+    assert asked[-1] == fitting[0] and len(fitting) > 1
     assert stored(site.folder)[-1]["prompt"].count("Human:") == 12
 
 
