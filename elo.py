@@ -9,14 +9,14 @@ Every policy answers the toy world's prompts once, with random numbers of its ow
 answers to a prompt a simulated annotator chooses one, equal texts are a tie. Helpful and harmless
 prompts give a score each: HH's fig. 1 draws one against the other.
 
-    python elo.py --policies out/laptop/distill,out/laptop/ppo
-    python elo.py --policies base=out/laptop/distill,out/laptop/distill@best16 --pm out/laptop/pm
+    python elo.py --policies out/laptop/distill out/laptop/ppo
+    python elo.py --policies base=out/laptop/distill out/laptop/distill@best16 --pm out/laptop/pm
     python elo.py --lines out/laptop/elo/comparisons.jsonl --out out/again     # choices made before
-    torchrun --nproc_per_node=2 elo.py --policies out/laptop/distill,out/laptop/ppo
+    torchrun --nproc_per_node=2 elo.py --policies out/laptop/distill out/laptop/ppo
 
-The policies may also be the first words: elo.py A B. PATH@best16 is the best of 16 answers by --pm
-(rejection.py). out/comparisons.jsonl has the choices, "models" those of chosen and rejected,
-"strength" 0 a tie; elo.json the scores, null where there is none or no bound; frontier.png.
+PATH@best16 is the best of 16 answers by --pm (rejection.py). out/comparisons.jsonl has the choices,
+"models" those of chosen and rejected, "strength" 0 a tie; elo.json the scores, null where there is
+none or no bound; frontier.png.
 
 8 seconds of one core for four policies, of which the distilled one's helpful Elo is 80 above the
 base model's and PPO's 230; harmless 95 and 360. Best of 16 takes 20 seconds more.
@@ -26,7 +26,6 @@ import io
 import json
 import math
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations, cycle
@@ -55,7 +54,7 @@ OBJECTIVES = ("helpful", "harmless")
 
 @dataclass(frozen=True)
 class Config:
-    policies: str = ""                 # two or more, commas: PATH, NAME=PATH, PATH@best16
+    policies: tuple = ()               # two or more: PATH, NAME=PATH, PATH@best16; blanks, commas
     reference: str = ""                # name of the policy whose Elo is 0; empty: the first
     lines: str = ""                    # files of choices to take instead of playing, commas
     pm: str = ""                       # preference model: picks for @best, and foretells Elo
@@ -125,7 +124,7 @@ def bootstrap(lines, reference, draws=200, seed=0):
 def policies_of(words):
     """{name: (path, k)} of --policies; k is 1, or of how many answers the best is taken."""
     out = {}
-    for word in filter(None, words.split(",")):
+    for word in (x for given in words for x in given.split(",") if x):
         name, path, k = re.fullmatch(r"(?:([^=]+)=)?(.+?)(?:@best(\d+))?", word).groups()
         name = name or Path(path).name + (f"@best{k}" if k else "")
         if name in out or int(k or 2) < 2:
@@ -134,7 +133,7 @@ def policies_of(words):
                 f"a second one named {name}; NAME={path} gives it a name of its own"))
         out[name] = path, int(k or 1)
     if len(out) < 2:
-        raise UserError("--policies: two or more, commas between, or stored --lines instead")
+        raise UserError("--policies: two or more, or stored --lines instead")
     return out
 
 
@@ -388,12 +387,5 @@ def rate(cfg):
     run.save(len(lines), finished=True)
 
 
-def flagged(words):
-    """Arguments whose first words, before any flag, are the policies."""
-    first = next((i for i, x in enumerate(words) if x.startswith("-")), len(words))
-    return [*(["--policies", ",".join(words[:first])] if first else []), *words[first:]]
-
-
 if __name__ == "__main__":
-    sys.argv[1:] = flagged(sys.argv[1:])
     entry(rate, Config, __doc__)

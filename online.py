@@ -179,7 +179,7 @@ def loop(cfg):
                           simulated(cfg, name, deployed, cfg.count))
     if cfg.matches:
         elo.rate(elo.Config(
-            policies=",".join(f"{name}={path}" for name, path in players.items()), pm=pm,
+            policies=tuple(f"{name}={path}" for name, path in players.items()), pm=pm,
             count=cfg.matches, heldout=True, noise=cfg.temperature, out=str(run.dir / "elo"),
             seed=cfg.seed, device=cfg.device))
     run.save(cfg.rounds, finished=True)

@@ -70,7 +70,7 @@ def config(models, out, policies="a,b", **flags):
         name, _, file = word.rpartition("=")
         file, at, k = file.partition("@")
         words.append(f"{name or file}={models / file}.pt{at}{k}")
-    return elo.Config(**{**dict(policies=",".join(words), out=str(out), count=9, new=6, chunk=4,
+    return elo.Config(**{**dict(policies=tuple(words), out=str(out), count=9, new=6, chunk=4,
                                 device="cpu", draws=8), **flags})
 
 
@@ -137,13 +137,10 @@ def test_the_bootstrap_is_over_prompts():
 # ---------------------------------------------------------------- policies and choices
 
 def test_policies_are_named():
-    found = elo.policies_of("out/laptop/distill,ppo 2=x/y=z,out/laptop/distill@best16,n=q@best4,")
+    found = elo.policies_of(["out/laptop/distill,ppo 2=x/y=z", "out/laptop/distill@best16",
+                             "n=q@best4,"])
     assert found == {"distill": ("out/laptop/distill", 1), "ppo 2": ("x/y=z", 1),
                      "distill@best16": ("out/laptop/distill", 16), "n": ("q", 4)}
-    assert elo.flagged(["a", "b=c", "--out", "d", "e"]) == ["--policies", "a,b=c", "--out", "d",
-                                                            "e"]
-    assert elo.flagged(["--out", "d"]) == ["--out", "d"] and elo.flagged([]) == []
-    assert elo.flagged(["a", "b"]) == ["--policies", "a,b"]
 
 
 TRUE = world.FACTS["fox"]["color"]
@@ -464,8 +461,8 @@ def test_a_bad_line_is_named(models, tmp_path, bad, words):
 
 
 def test_the_command(monkeypatch, capsys, models, tmp_path):
-    """Bare words first are the policies."""
-    monkeypatch.setattr(sys, "argv", ["elo.py", str(models / "a.pt"), "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["elo.py", "--policies", str(models / "a.pt"), "--out",
+                                      str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(elo.__file__, run_name="__main__")
     assert "error: --policies: two or more" in str(ended.value)
