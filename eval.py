@@ -442,6 +442,8 @@ def report(cfg):
     if cfg.record:
         rest = {k: v for k, v in out.items() if k not in ("ppo", "seed")}
         records.append("laptop", dict(seed=cfg.seed, **rest))
+        if (folder / "online").exists():
+            records.append("loop", dict(seed=cfg.seed, **online.loop_of(folder / "online")))
 
 
 # ---------------------------------------------------------------- the README
@@ -500,7 +502,8 @@ def readme():
     parts = {"laptop": f"Means of {len(rows)} seeds, ± standard error over seeds; "
                        f"{int(rows[0]['prompts'])} held-out prompts of each kind a seed.\n\n"
                        f"{as_markdown(over_seeds(rows))}",
-             "claims": claims_table(), "hh": hh_table()}
+             "claims": claims_table(), "hh": hh_table(),
+             "loop": online.loop_table(records.records("loop"))}
     text = Path("README.md").read_text()
     for name, body in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
