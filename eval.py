@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 import preference
-from claims import (closed_forms, demonstrations, distillation, online, pm_scores, pm_training,
-                    records, repair, rl, robustness)
+from claims import (closed_forms, demonstrations, distillation, loop, online, pm_scores,
+                    pm_training, records, repair, rl, robustness)
 from common import (UserError, device_of, entry, load_checkpoint, metrics_of, uniforms,
                     write_atomically)
 from data import world
@@ -443,7 +443,7 @@ def report(cfg):
         rest = {k: v for k, v in out.items() if k not in ("ppo", "seed")}
         records.append("laptop", dict(seed=cfg.seed, **rest))
         if (folder / "online").exists():
-            records.append("loop", dict(seed=cfg.seed, **online.loop_of(folder / "online")))
+            records.append("loop", dict(seed=cfg.seed, **loop.loop_of(folder / "online")))
 
 
 # ---------------------------------------------------------------- the README
@@ -493,29 +493,37 @@ def hh_table():
     return "\n".join(lines)
 
 
+def fill(path, parts):
+    """Replaces what stands between a file's markers, `<!-- name: begin -->` and its end."""
+    text = Path(path).read_text()
+    for name, body in parts.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin not in text or end not in text:
+            raise UserError(f"{path}: the markers {begin} and {end} are missing")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
+    write_atomically(path, lambda f: f.write(text.encode()))
+
+
 def readme():
-    """Replace what stands between the README's markers by tables of results/."""
+    """Replace what stands between the markers of the README and of docs/ by tables of results/."""
     rows = records.records("laptop")
     if not rows:
         raise UserError("results/laptop.jsonl: no record; "
                         "run `python eval.py --run out/laptop --record` first")
-    parts = {"laptop": f"Means of {len(rows)} seeds, ± standard error over seeds; "
-                       f"{int(rows[0]['prompts'])} held-out prompts of each kind a seed.\n\n"
-                       f"{as_markdown(over_seeds(rows))}",
-             "claims": claims_table(), "hh": hh_table(),
-             "loop": online.loop_table(records.records("loop"))}
-    text = Path("README.md").read_text()
-    for name, body in parts.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if begin not in text or end not in text:
-            raise UserError(f"README.md: the markers {begin} and {end} are missing")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
-    write_atomically("README.md", lambda f: f.write(text.encode()))
+    fill("README.md", {
+        "laptop": f"Means of {len(rows)} seeds, ± standard error over seeds; "
+                  f"{int(rows[0]['prompts'])} held-out prompts of each kind a seed.\n\n"
+                  f"{as_markdown(over_seeds(rows))}",
+        "claims": claims_table(), "hh": hh_table(),
+        "loop": loop.loop_table(records.records("loop"))})
+    if records.records("online"):
+        fill("docs/online.md", {"regimes": loop.regimes_table(records.records("online")),
+                                "repair": loop.repair_table(records.records("repair"))})
     if records.records("robustness"):
         runs = robustness.table(records.records("robustness")).encode()
         write_atomically("docs/robustness.md", lambda f: f.write(runs))
-    print("README.md: tables rewritten from results/")
+    print("README.md, docs/: tables rewritten from results/")
 
 
 def measure_claims(cfg):

@@ -9,7 +9,6 @@ PMs, of base comparisons alone and of the mixture, each train a policy with the 
 All models are micro; a unit is 6 to 12 minutes on one core; its line is in results/online.jsonl.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from claims.policies import (OBJECTIVES, answers, asked, blocks, distilled, load
                              trained_policy)
 from claims.records import above, append, missing, told_of, verdict
 from claims.start import LR, LR_AFTER, base, few, of, points, pretrained, train_pm, work
-from common import metrics_of
 from data import world
 from elo import of_pm
 from measures import mean_se, sigmoid
@@ -340,40 +338,3 @@ def verdict_h33(rows):
         for name, v in (("the PM", by_pm), ("annotators", chosen)))
     more = mean_se([a - b for a, b in zip(by_pm, chosen, strict=True)])
     return verdict(above(more), own, told)
-
-
-# ---------------------------------------------------------------- the loop of runs/laptop.sh
-
-def loop_of(folder):
-    """What results/loop.jsonl holds of a run of online.py: Elo and gold by policy, the rounds."""
-    found = json.loads((folder / "elo" / "elo.json").read_text())
-    players = {o: {name: {k: found[o][k][i] for k in ("elo", "low", "high", "gold")}
-                   for i, name in enumerate(found[o]["names"])} for o in OBJECTIVES}
-    return dict(players, rounds=metrics_of(folder))
-
-
-def loop_table(rows):
-    """Markdown: Elo over the distilled policy and gold of each policy, and each round's PM."""
-    if not rows:
-        return "Not measured yet."
-    lines = ["| policy | " + " | ".join(f"{o} Elo | {o} gold" for o in OBJECTIVES) + " |",
-             "|---" * 5 + "|"]
-    for name in rows[0]["helpful"]:
-        cells = []
-        for o in OBJECTIVES:
-            own = [r[o][name] for r in rows]
-            elo = f"{mean_se([x['elo'] for x in own])[0]:+.0f}"
-            if len(rows) > 1:
-                elo += f" ± {mean_se([x['elo'] for x in own])[1]:.0f}"
-            elif name != "distilled":
-                elo += f" ({own[0]['low']:+.0f} to {own[0]['high']:+.0f})"
-            cells += [elo, f"{mean_se([x['gold'] for x in own])[0]:+.2f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    told = []
-    for i, first in enumerate(rows[0]["rounds"]):
-        own = {k.removeprefix("accuracy_"): points(mean_se([r["rounds"][i][k] for r in rows])[0])
-               for k in first if k.startswith("accuracy_")}
-        told.append(f"round {i + 1}, {first['lines']:.0f} comparisons: "
-                    + ", ".join(f"{lot} {share}" for lot, share in own.items()))
-    return "\n".join(lines) + ("\n\nAccuracy of each round's preference model on held-out "
-                               f"comparisons of each lot: {'; '.join(told)}.")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import eval as report
-from claims import online, records, repair
+from claims import loop, online, records, repair
 from claims.online import OBJECTIVES, REGIMES, elo_of, win
 from data import world
 from test_claims_rl import unsure
@@ -282,3 +282,45 @@ def test_the_claims_are_told(here):
         for r in row:
             records.append("online", r)
         assert report.CLAIMS[name].judge(report.CLAIMS[name].rows(name)).word == "held"
+
+
+# ---------------------------------------------------------------- what is told
+
+def test_the_table_of_the_loop(tmp_path):
+    """One run with its intervals, two with errors over seeds; a held-out share for each lot."""
+    import json
+    (tmp_path / "elo").mkdir()
+    own = dict(names=["distilled", "static"], elo=[0.0, 100.0], low=[0.0, 60.0], high=[0.0, 140.0],
+               gold=[0.2, 0.9], wins=[[0, 1], [2, 0]])
+    (tmp_path / "elo" / "elo.json").write_text(json.dumps(dict(helpful=own, harmless=dict(
+        own, elo=[0.0, -20.0], low=[0.0, None], high=[0.0, 9.0]))))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(dict(
+        step=0, lines=84, accuracy_base=0.75, accuracy_rs=0.5, kl=1.0)) + "\n")
+    row = loop.loop_of(tmp_path)
+    assert row["helpful"]["static"] == dict(elo=100.0, low=60.0, high=140.0, gold=0.9)
+    text = loop.loop_table([row])
+    assert "| static | +100 (+60 to +140) | +0.90 | -20 (no bound to +9) | +0.90 |" in text
+    assert "| distilled | +0 | +0.20 | +0 | +0.20 |" in text
+    assert "round 1, 84 comparisons: base 75.0%, rs 50.0%." in text
+    other = json.loads(json.dumps(row))
+    other["helpful"]["static"]["elo"] = 120.0
+    assert "| static | +110 ± 10 | +0.90 | -20 ± 0 | +0.90 |" in loop.loop_table([row, other])
+    assert loop.loop_table([]) == "Not measured yet."
+
+
+def test_the_tables_of_regimes_and_rounds():
+    rows = [dict(r, base=dict(r["base"], way=[dict(gold=0.9, sqrt_kl=1.0),
+                                              dict(gold=0.25, sqrt_kl=4.0)]),
+                 mixture=dict(r["mixture"], way=[dict(gold=0.7, sqrt_kl=1.0),
+                                                 dict(gold=0.5, sqrt_kl=3.0)])) for r in regimes()]
+    lines = loop.regimes_table(rows).splitlines()
+    assert len(lines) == 2 + 3 and all(line.count("|") == 10 for line in lines)
+    assert lines[2].startswith("| long | the defaults | 0, 1, 2 | +490 ± 0 | +510 ± 0 | +500 ± 0 |")
+    assert lines[3].startswith("| long | the defaults | 3, 4, 5 | +50 ± 1 | +70 ± 1 | +60 ± 1 |")
+    assert lines[2].endswith("| +0.25 ± 0.00 / +0.50 ± 0.00 | 4.0 / 3.0 | +0.90 ± 0.00 / "
+                             "+0.70 ± 0.00 |")
+    assert lines[4].startswith("| few | total 1200 | 0, 1, 2 | -110 ± 0 |")
+    own = [dict(r, rounds=[dict(x, gold_harmless=1.0) for x in r["rounds"]]) for r in rounds()]
+    lines = loop.repair_table(own).splitlines()
+    assert len(lines) == 2 + 8 and lines[2].startswith("| 0 | end | 90.0%, -0.90 / +1.00 | 50.0%")
+    assert lines[3].startswith("| 0 | early |")

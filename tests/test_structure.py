@@ -391,13 +391,19 @@ def test_its_tables_have_their_markers(readme, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "claims_table", lambda: "THE VERDICT")
     monkeypatch.setattr(report, "hh_table", lambda: "THE REAL DATA")
     monkeypatch.setattr(report.robustness, "table", lambda rows: "THE RUNS")
+    for name in ("loop", "regimes", "repair"):
+        monkeypatch.setattr(report.loop, f"{name}_table", lambda rows, name=name: f"THE {name}")
     (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "online.md").write_text((ROOT / "docs" / "online.md").read_text())
     texts = []
     for _ in range(2):
         report.readme()
         texts.append((tmp_path / "README.md").read_text())
-    assert texts[0] == texts[1]
-    assert [texts[0].count(f"THE {x}") for x in ("TABLE", "VERDICT", "REAL DATA")] == [1, 1, 1]
+        texts.append((tmp_path / "docs" / "online.md").read_text())
+    assert texts[:2] == texts[2:]
+    told = ("TABLE", "VERDICT", "REAL DATA", "loop")
+    assert [texts[0].count(f"THE {x}") for x in told] == [1] * 4
+    assert [texts[1].count(f"THE {x}") for x in ("regimes", "repair")] == [1, 1]
     for marker in re.findall(r"<!-- (\w+): begin -->", texts[0]):
         assert texts[0].count(f"<!-- {marker}: end -->") == 1
     begin, end = (readme.find(f"<!-- laptop: {x} -->") for x in ("begin", "end"))
