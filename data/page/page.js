@@ -13,7 +13,7 @@ const $ = (id) => document.getElementById(id);
 const BETTER = { helpful: "better", harmless: "more harmful" };
 const KEPT = { comparison: "for training", weak: "as too weak to train on", none: "as undecided" };
 
-let talk = { task: "helpful", turns: [] };  // as the server tells it: talk, task, turns, open
+let talk = { task: "helpful", turns: [] };  // as the server tells it
 let leaving = new AbortController();  // ends what still runs for the conversation before
 
 const saved = {                       // what this tab remembers over a reload
@@ -100,15 +100,15 @@ async function load() {
   leave();
   const asking = saved.get("asking"), choosing = saved.get("choosing");
   try {
-    talk = await persist(() => json(`/api/talk?talk=${saved.get("talk") || newId()}`));
+    if (!saved.get("talk")) await begin("helpful");
+    talk = await persist(() => json(`/api/talk?talk=${saved.get("talk")}`));
   } catch (error) {
     if (error.status !== 404) throw error;
-    await begin(saved.get("task") || "helpful");
+    await begin(saved.get("task"));
   }
   draw();
   const asked = texts("human"), ours = asking && asking.talk === talk.talk;
-  const waiting = asked.length > texts("assistant").length && asked.at(-1);  // for its answers
-  const next = waiting || (ours && asking.turn === asked.length && asking.text);
+  const next = talk.pending?.text || (ours && asking.turn === asked.length && asking.text);
   const known = ours && asked[asking.turn] === asking.text;
   saved.set("asking", null);
   if (asking && !known && next !== asking.text) type(asking.text);
@@ -147,7 +147,7 @@ async function ask(text) {
 function complete() {
   draw();
   say(`Both answers are complete. Which is ${BETTER[talk.task]}?`);
-  $("scale").focus();  // and no step of it, which would be a hint
+  $("scale").focus({ preventScroll: true });  // and no step of it, which would be a hint
 }
 
 function choose() {
@@ -247,8 +247,9 @@ function eloTable(title, rows) {  // null: unknown, or without a bound
     `${x >= 0.5 ? "+" : ""}${Math.round(x)}`.replace("-", "−"));
   const table = filled("table", title);
   for (const { name, elo, low, high, games } of rows) {
-    const row = filled("row", name, number(elo, "?"),
-      `${number(low, "−∞")} to ${number(high, "∞")}`, games);
+    const interval = elo === 0 && low === high ? "reference" :
+      `${number(low, "−∞")} to ${number(high, "∞")}`;
+    const row = filled("row", name, number(elo, "?"), interval, games);
     const [line, dot] = row.querySelectorAll("line, circle");
     line.setAttribute("x1", at(low, 0));
     line.setAttribute("x2", at(high, 100));
