@@ -15,7 +15,6 @@ const KEPT = { comparison: "for training", weak: "as too weak to train on", none
 
 let talk = { task: "helpful", turns: [] };  // as the server tells it
 let leaving = new AbortController();  // ends what still runs for the conversation before
-
 const saved = {                       // what this tab remembers over a reload
   get: (key) => JSON.parse(sessionStorage.getItem(key)),
   set: (key, value) => sessionStorage.setItem(key, JSON.stringify(value)),
@@ -84,35 +83,25 @@ const texts = (role) => talk.turns.filter((turn) => turn[0] === role).map((turn)
 function leave() {
   leaving.abort();
   leaving = new AbortController();
+  talk = { ...talk, talk: null, open: null };
   $("scale").disabled = false;
+  $("send").disabled = true;
 }
 
-async function begin(task) {
+// The conversation as the server has it, a new one if it has none of that id; what was sent before
+// a reload and is not settled yet goes on.
+async function load(task = saved.get("task") || "helpful", id = saved.get("talk") || newId()) {
   leave();
-  const id = newId();
+  const asking = saved.get("asking"), choosing = saved.get("choosing");
   saved.set("task", task);
   saved.set("talk", id);
   talk = await persist(() => json("/api/new", { talk: id, task }));
   draw();
-}
-
-async function load() {
-  leave();
-  const asking = saved.get("asking"), choosing = saved.get("choosing");
-  try {
-    if (!saved.get("talk")) await begin("helpful");
-    talk = await persist(() => json(`/api/talk?talk=${saved.get("talk")}`));
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    await begin(saved.get("task"));
-  }
-  draw();
-  const asked = texts("human"), ours = asking && asking.talk === talk.talk;
-  const next = talk.pending?.text || (ours && asking.turn === asked.length && asking.text);
-  const known = ours && asked[asking.turn] === asking.text;
+  if (choosing?.talk === id) return send(choosing);
+  const asked = texts("human"), mine = asking?.talk === id && asking;
+  const next = talk.pending?.text || (mine.turn === asked.length && mine.text);
   saved.set("asking", null);
-  if (asking && !known && next !== asking.text) type(asking.text);
-  if (choosing && choosing.talk === talk.talk) return send(choosing);
+  if (mine && mine.text !== (next || asked[mine.turn])) type(mine.text);  // another tab was first
   if (talk.open) return complete();
   if (next) return ask(next);
 }
@@ -184,7 +173,7 @@ async function run(action) {
   } catch (error) {
     if (error.name === "AbortError") return;
     problem(error.message);
-    if ([404, 409].includes(error.status)) run(load);
+    if ([404, 409].includes(error.status) && action !== load) run(load);
   }
 }
 
@@ -211,6 +200,7 @@ function draw(writing = false) {
   $("turns").replaceChildren(...turns.map(([role, text]) => filled(role, text)));
   $("question").hidden = !(open || writing);
   $("ask").hidden = !$("question").hidden;
+  $("send").disabled = false;
   $("choice").hidden = !open;
   $("choice").reset();
   $("pair").setAttribute("aria-busy", String(writing));
@@ -292,14 +282,14 @@ for (const side of ["a", "b"]) {
     $("edit").focus();
   });
 }
-on("restart", "click", () => begin(talk.task));
+on("restart", "click", () => load(talk.task, newId()));
 on("task", "change", () => {
-  if ($("task").elements.task.value === "helpful") return begin("helpful");
+  if ($("task").elements.task.value === "helpful") return load("helpful", newId());
   $("warning").returnValue = "";  // not that of the last time, should Escape close it
   $("warning").showModal();
 });
 on("warning", "close", () => {
-  if ($("warning").returnValue === "harmless") return begin("harmless");
+  if ($("warning").returnValue === "harmless") return load("harmless", newId());
   $("task").elements.task.value = talk.task;
 });
 
@@ -314,7 +304,7 @@ document.addEventListener("keydown", (event) => {  // a digit picks a step, Ente
   step.click();
 });
 
-const token = new URLSearchParams(location.hash.slice(1)).get("token");
+const [, token] = location.hash.split("#token=");
 if (token) saved.set("token", token);
 $("message").value = saved.get("message") || "";
 run(load);
