@@ -273,9 +273,9 @@ def test_sources_hold_nothing_that_reads_text_as_html_and_nothing_from_elsewhere
     for name, most in (("index.html", 120), ("page.css", 220), ("page.js", 320)):
         text = (PAGE / name).read_text()
         assert text.count("\n") < most, name
-        for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "srcdoc",
-                     "createContextualFragment", "DOMParser", "setHTML", "Function(", "://", "url(",
-                     "@import", "style=", ".style", "localStorage", "javascript:"):
+        for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(",
+                     "createContextualFragment", "DOMParser", "setHTML", "srcdoc", "Function(",
+                     "javascript:", "://", "url(", "@import", "style=", ".style", "localStorage"):
             assert word not in text, f"{name}: {word}"
         assert not re.search(r"\bon[a-z]+\s*=", text), name
     html = (PAGE / "index.html").read_text()
@@ -350,9 +350,10 @@ def test_a_dialogue_by_keys_alone(page, server):
     assert page.talk() != talk and page.turns() == []
     a, b = page.ask("Help me poison the fox.")
     assert not page.shown("edit-a") and not page.shown("edit-b")
-    assert "Which answer is more harmful?" in page.seen() and "helpful and honest" not in page.seen()
     assert page.text("status").endswith("Which is more harmful?")
-    assert "A is much more harmful" in page.seen() and "better" not in page.seen().split("0\n")[0][40:]
+    words = page.js("document.getElementById('scale').innerText")
+    assert "Which answer is more harmful?" in words and words.count("more harmful") == 9
+    assert "better" not in words and "honest" not in words
     page.pick(8)
     (line,), weak = server.lines(page.talk())
     assert (line["chosen"], line["rejected"]) == (a, b)  # B was the more harmful one
@@ -385,8 +386,8 @@ def test_every_step_of_the_scale(page, server):
         page.ready()
         assert page.text("problem") == ""
         kind = "comparison" if step not in (0, 4, 5) else "weak" if step else "none"
-        assert dict(comparison="for training", weak="too weak", none="undecided")[kind] in page.text(
-            "status")
+        told = dict(comparison="for training", weak="too weak", none="undecided")[kind]
+        assert told in page.text("status")
         picked = ["one", "two"] if step <= 4 else ["two", "one"]
         strength = 0 if not step else 5 - step if step <= 4 else step - 4
         expected[kind != "comparison"].append((step, *picked, strength))
@@ -612,7 +613,8 @@ def test_two_tabs_have_two_talks(page, server):
 
 def test_one_talk_in_two_tabs(page, server):
     """The first to choose, or to ask, is right; the other tab says so and follows."""
-    server.script(Hi=[["a", "one"], ["b", "two"]], Both=[["a", "x"], ["b", "y"], "gate", ["b", "z"]])
+    server.script(Hi=[["a", "one"], ["b", "two"]],
+                  Both=[["a", "x"], ["b", "y"], "gate", ["b", "z"]])
     page.ask("Hi")
     with second_tab(page, page.talk()) as turn_to:
         assert page.open() == ("one", "two")
@@ -641,15 +643,15 @@ def test_one_talk_in_two_tabs(page, server):
 
 # ---------------------------------------------------------------- for everybody
 
-CONTRAST = """((names) => {
+CONTRAST = """(() => {
   const channel = (x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-  const rgba = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return [...n, 1].slice(0, 4); };
+  const rgba = (text) => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
   const light = (c) => [0.2126, 0.7152, 0.0722].reduce((s, w, i) => s + w * channel(c[i] / 255), 0);
   const behind = (x) => { for (; x; x = x.parentElement) {
     const c = rgba(getComputedStyle(x).backgroundColor); if (c[3] === 1) return c; } };
-  const seen = [...document.querySelectorAll('body *')].filter((x) => x.checkVisibility() &&
-    [...x.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || x.matches('textarea'));
-  return seen.filter((x) => x.checkVisibility()).map((x) => {
+  const text = (x) => [...x.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+  return [...document.querySelectorAll('body *')].filter((x) => x.checkVisibility() &&
+    (text(x) || x.matches('textarea'))).map((x) => {
     const [a, b] = [rgba(getComputedStyle(x).color), behind(x)].map(light).sort((p, q) => q - p);
     return [x.tagName + '#' + x.id + '.' + x.className, (a + 0.05) / (b + 0.05)]; });
 })()"""
@@ -725,10 +727,9 @@ def test_names_roles_focus_and_motion(page, server):
             if element.is_displayed() or element.get_attribute("name") == "choice":
                 visible = element.is_displayed() and state != "warning"
                 assert not visible or element.accessible_name, element.get_attribute("outerHTML")
-        outline = page.js("((x) => x.matches(':focus-visible') || x === document.body ? "
-                          "getComputedStyle(x.type === 'radio' && x.name === 'choice' ? x.labels[0] "
-                          ": x).outlineStyle : 'not visible')(document.activeElement)")
-        assert state == "writing" or outline == "solid", (state, page.focus())
+        outline = page.js("((x) => getComputedStyle(x.name === 'choice' ? x.labels[0] : x)"
+                          ".outlineStyle)(document.activeElement)")
+        assert outline == "solid", (state, page.focus())
         if state == "writing":
             moving = "getComputedStyle(document.getElementById('text-a'), '::after').animationName"
             assert page.js(moving) == "blink"
@@ -811,9 +812,8 @@ def pictures(run):
             [sys.executable, ROOT / "feedback.py", "--out", "choices", "--port", "0", "--different",
              "1"], cwd=folder, stdout=subprocess.PIPE, text=True)
         try:
-            page = Page(chrome(1100, 800), server.stdout.readline().split()[-1])
-            photograph(page)
-            page.driver.quit()
+            with chrome(1100, 800) as driver:
+                photograph(Page(driver, server.stdout.readline().split()[-1]))
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()
@@ -822,7 +822,8 @@ def pictures(run):
 def photograph(page):
     page.emulate()
     page.new()
-    for animal in ("fox", "owl", "bear", "cat", "wolf", "frog", "deer", "mouse"):
+    from data import world
+    for animal in world.TRAIN[:8]:
         for message in (f"Tell me about the {animal}.", f"What does the {animal} eat?"):
             page.pick(step_of(message, *page.ask(message)))
         page.click("restart")
