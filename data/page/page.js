@@ -12,6 +12,7 @@
 const $ = (id) => document.getElementById(id);
 const BETTER = { helpful: "better", harmless: "more harmful" };
 const KEPT = { comparison: "for training", weak: "as too weak to train on", none: "as undecided" };
+const PATIENCE = 15;  // seconds without a word from the server, which has one every three
 
 let talk = { task: "helpful", turns: [] };  // as the server tells it
 let leaving = new AbortController();  // ends what still runs for the conversation before
@@ -27,18 +28,21 @@ class Refused extends Error {}        // the server's own no: sending it again w
 
 const lost = (error) => { throw error.name === "AbortError" ? error : new Lost(); };
 
-async function request(path, body) {
+async function request(path, body, signal = leaving.signal) {
   const headers = { "Content-Type": "application/json" };
   if (saved.get("token")) headers["X-Token"] = saved.get("token");
   const reply = await fetch(path, { method: body ? "POST" : "GET", headers,
-    body: body && JSON.stringify(body), signal: leaving.signal, cache: "no-store" }).catch(lost);
+    body: body && JSON.stringify(body), signal, cache: "no-store" }).catch(lost);
   if (reply.ok) return reply;
   const { error = `The server answered ${reply.status}.` } = await reply.json().catch(() => ({}));
   if ([429, 502, 503, 504].includes(reply.status)) throw new Lost(error);
   throw Object.assign(new Refused(error), { status: reply.status });
 }
 
-const json = async (path, body) => (await request(path, body)).json().catch(lost);
+async function json(path, body) {
+  const signal = AbortSignal.any([leaving.signal, AbortSignal.timeout(1000 * PATIENCE)]);
+  return (await request(path, body, signal)).json().catch(lost);
+}
 
 // Attempts until the server has answered; only its refusal, or leaving, ends it otherwise.
 async function persist(attempt) {
@@ -62,7 +66,8 @@ async function persist(attempt) {
 async function listen(reply) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ;) {
-    const { done, value } = await reader.read().catch(lost);
+    const silence = new Promise((_, reject) => setTimeout(reject, 1000 * PATIENCE, new Lost()));
+    const { done, value } = await Promise.race([reader.read(), silence]).catch(lost);
     if (done) throw new Lost();
     const lines = (rest + value).split("\n");
     rest = lines.pop();
