@@ -48,7 +48,7 @@ async function json(path, body) {
 async function persist(attempt) {
   for (let failed = false; ; failed = true) {
     try {
-      const reply = await attempt();
+      const reply = await attempt(failed);
       if (failed) problem("");
       return reply;
     } catch (error) {
@@ -120,9 +120,11 @@ async function ask(text) {
   say("Two models are writing.");
   $("question-title").focus();
   try {
-    const { a, b } = await persist(async () => {
+    const { a, b } = await persist(async (again) => {
+      const reply = await request("/api/ask", body);
+      if (again) problem("");
       for (const side of ["a", "b"]) $(`text-${side}`).textContent = "";
-      return listen(await request("/api/ask", body));
+      return listen(reply);
     });
     talk.open = { turn, a, b };
     complete();
@@ -277,7 +279,7 @@ on("message", "keydown", (event) => {
   $("ask").requestSubmit();
 });
 on("choice", "submit", choose);
-on("choice", "change", () => null);
+on("choice", "change", () => null);  // but that a problem before is past
 on("edit", "input", () => saved.set("edit", { ...saved.get("edit"), text: $("edit").value }));
 on("discard", "click", () => { edit(null); $("scale").focus(); });
 for (const side of ["a", "b"]) {
