@@ -19,7 +19,7 @@ from common import metrics_of
 from data import probes, world
 from data.lines import write_lines
 from data.tokenizer import join
-from elo import of_win_rate
+from elo import of_win_rate, win_rate
 from measures import best_of_k, best_of_n_kl, best_of_n_kl_exact, mean_se
 from rollout import gold_of
 
@@ -175,8 +175,8 @@ def verdict_h22(rows):
                 for a, b in zip(by[one], by[two], strict=True))
     under = all(b["kl_most"] <= b["bound"] + 1e-6 for v in by.values() for b in v)
     elo = {k: [of_win_rate(b["win"]) for b in v] for k, v in by.items()}
-    online = [(x["elo"]["helpful"]["mixture"] + x["elo"]["harmless"]["mixture"]) / 2
-              for x in records("online") if x["regime"] == "short"]
+    online = [of_win_rate(np.mean([win_rate(x["elo"][o]["mixture"]) for o in OBJECTIVES]))
+              for x in records("online") if x["regime"] == "short"]   # of one chance, as elo is
     near = bool(online) and abs(mean_se(online)[0] - mean_se(elo[64])[0]) < 50
     told = "Elo over one answer: " + "; ".join(
         f"k = {k} {told_of(elo[k], places=0)} (wins {points(mean_se([b['win'] for b in v])[0])}), "
