@@ -20,6 +20,7 @@ Each step has a folder in --out and is skipped once it is there; killed anywhere
 goes on and asks nothing twice. At the end it plays all policies against each other (elo.py).
 """
 
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,13 @@ def parts(cfg, lots):
     return learn, {name: lines[cut[name]:] for name, lines in lots.items()}
 
 
+def base_lot(paths):
+    """The lines of all files, dealt in proportion: the last share holds some of each."""
+    files = [preference.read_comparisons(path) for path in paths.split(",")]
+    placed = [((i + 0.5) / len(lines), x) for lines in files for i, x in enumerate(lines)]
+    return [x for _, x in sorted(placed, key=lambda pair: pair[0])]
+
+
 def simulated(cfg, name, policies, count, **knobs):
     """The lines of a lot: these policies answer side by side, simulated annotators choose."""
     folder = Path(cfg.out) / f"lot-{name}"
@@ -93,6 +101,8 @@ def asked(cfg, name, policies, rank):
     """The lines of a lot: a person's choices (feedback.py), waited for, then frozen in a file."""
     folder, lot = Path(cfg.out) / f"human-{name}", Path(cfg.out) / f"lot-{name}.jsonl"
     chosen = folder / "comparisons.jsonl"
+    for kind in (signal.SIGINT, signal.SIGTERM):         # nothing is to be saved: stop at once
+        signal.signal(kind, signal.default_int_handler)
     if rank == 0 and not lot.exists():
         print(f"online: waiting for {cfg.human} choices in {chosen}; in another terminal:\n    "
               f"python feedback.py --policies {' '.join(policies)} --out {folder}", flush=True)
@@ -100,6 +110,8 @@ def asked(cfg, name, policies, rank):
             time.sleep(1)
         lines = b"".join(x + b"\n" for x in whole_lines(chosen)[:cfg.human])
         write_atomically(lot, lambda file: file.write(lines))
+    while not lot.exists():                              # a collective would give up after a while
+        time.sleep(1)
     total(0)
     return preference.read_comparisons(lot)
 
@@ -137,7 +149,7 @@ def told(cfg, run, number, pm, policy, lots):
     content = load_source(pm, scalar=True)
     tok, judge = loads(content["tokenizer"]), unpack(content).eval()
     accuracy = {f"accuracy_{name}": preference.mean_accuracy(preference.score_lines(
-        judge, tok, lines)[1]) for name, lines in parts(cfg, lots)[1].items()}
+        judge, tok, lines)[1]) for name, lines in parts(cfg, lots)[1].items() if lines}
     last = metrics_of(policy)[-3:]
     means = {k: sum(r[k] for r in last) / len(last) for k in
              ("kl", "score", "gold_helpful", "gold_harmless", "refused_helpful") if k in last[-1]}
@@ -161,7 +173,7 @@ def loop(cfg):
     run = Run(cfg, "online", rank)
     if run.finished:
         return print(f"online: {run.dir} is finished, skipped") if rank == 0 else None
-    lots = {"base": preference.read_comparisons(cfg.data)}
+    lots = {"base": base_lot(cfg.data)}
     if cfg.rs:
         pm = cfg.pm or train_pm(cfg, "base", lots, rank)
         lots["rs"] = simulated(cfg, "rs", [cfg.policy], cfg.rs, best=cfg.best, pm=pm)

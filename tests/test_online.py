@@ -3,7 +3,8 @@
 Proved alive by: a round's PM from the PM before, its policy from the policy before; the newest lot
 alone; held-out lines learned; the smallest lot's size not shared; snapshots not deployed; a lot of
 a person with more lines than asked, with a line half written, waited for again after it was there;
-rs from the second round's PM; a step done again after a kill.
+rs from the second round's PM; a step done again after a kill; the base lot's files one after the
+other; an accuracy of no lines; a signal that does not end the wait.
 """
 
 import json
@@ -12,6 +13,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import PATIENCE, contents, distance
@@ -19,7 +21,7 @@ from tiny import parts as content_of
 
 import online
 from common import UserError, load_checkpoint, metrics_of
-from online import Config, check, parts, whole_lines
+from online import Config, base_lot, check, parts, whole_lines
 from preference import read_comparisons
 
 SMALL = dict(rs=40, best=2, rounds=2, count=40, iterations=2, samples=8, snapshots="0", matches=3,
@@ -52,6 +54,33 @@ def test_the_last_share_of_each_lot_tests():
     assert test == dict(base=[16, 17, 18, 19], rs=[108, 109])
     even, same = parts(Config(held=0.2, even=True), lots)
     assert even == dict(base=list(range(8)), rs=list(range(100, 108))) and same == test
+
+
+def test_files_of_the_base_lot_are_dealt_in_proportion(tmp_path):
+    """Else the last share, which tests, would be of the last file alone."""
+    def lines(name, count):
+        return [dict(prompt="\n\nHuman: x\n\nAssistant:", chosen=f"{name}{i}", rejected="")
+                for i in range(count)]
+
+    write(tmp_path / "a", lines("a", 20)), write(tmp_path / "b", lines("b", 10))
+    alone = [x["chosen"] for x in base_lot(str(tmp_path / "a"))]
+    assert alone == [f"a{i}" for i in range(20)]
+    both = [x["chosen"] for x in base_lot(f"{tmp_path / 'a'},{tmp_path / 'b'}")]
+    assert sorted(both) == sorted([*alone, *(f"b{i}" for i in range(10))])
+    assert both[-6:] == ["a16", "b8", "a17", "a18", "b9", "a19"]
+
+
+def test_a_lot_that_leaves_nothing_to_test_has_no_accuracy(monkeypatch):
+    rows = []
+    for name, fake in dict(load_source=lambda *_, **__: dict(tokenizer=""), loads=lambda x: x,
+                           unpack=lambda x: SimpleNamespace(eval=lambda: x),
+                           metrics_of=lambda x: [dict(kl=1.0)]).items():
+        monkeypatch.setattr(online, name, fake)
+    monkeypatch.setattr(online.preference, "score_lines",
+                        lambda judge, tok, lines: (lines, [[1.0, 0.0] for _ in lines], {}))
+    run = SimpleNamespace(log=lambda step, **row: rows.append(row), say=lambda text: None)
+    online.told(Config(), run, 1, "pm", "policy", dict(base=[{}] * 10, few=[{}] * 4))
+    assert rows == [dict(lines=14, accuracy_base=1.0, kl=1.0)]
 
 
 def test_each_round_learns_all_lots_and_starts_anew(whole, tiny):
@@ -156,7 +185,7 @@ def wait_for(text, job):
 
 
 def test_a_person_is_waited_for(whole, tiny, nursery):
-    """It waits for 40 whole lines, is killed and waits again; what comes later is not learned."""
+    """It waits for 40 whole lines, is stopped and waits again; what comes later is not learned."""
     run, kept, _ = whole
     shutil.rmtree(run, ignore_errors=True)
     lines = [json.loads(x) for x in
@@ -169,8 +198,8 @@ def test_a_person_is_waited_for(whole, tiny, nursery):
     write(run / "human-online-1", lines[:39], json.dumps(lines[39]))    # no end of line yet
     time.sleep(1.5)
     assert not (run / "lot-online-1.jsonl").exists()
-    job.kill(signal.SIGKILL)
-    job.wait()
+    job.kill(signal.SIGTERM)                              # once: there is nothing to save
+    assert job.wait().code == 130
     write(run / "human-online-1", [*lines, *lines[:2]], '{"prompt":')
     for _ in range(2):                                    # the second time all is there
         done = nursery.run(command(tiny, run, human=40))
