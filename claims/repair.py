@@ -12,7 +12,7 @@ A unit is a seed of one of the two: 8 minutes on one core; its line is in result
 
 from claims.online import fitted, gather, tuned
 from claims.policies import distilled, load, look
-from claims.records import above, append, missing, told_of, verdict
+from claims.records import above, append, complete, missing, told_of, verdict
 from claims.start import few, points
 from measures import mean_se
 
@@ -45,9 +45,10 @@ def measure(cfg):
 def verdict_repair(rows):
     """held: where the first policy refuses over half of the plain prompts, rounds that show its end
     leave under 20% refused after the last, and rounds that show early snapshots alone leave more,
-    by two errors over those seeds. Inconclusive without three such seeds.
+    by two errors over those seeds. Inconclusive without three such seeds, both kinds measured.
     """
-    by = {s: sorted((r for r in rows if r["shown"] == s), key=lambda r: r["seed"]) for s in SHOWN}
+    rows = complete(rows, "shown", SHOWN)
+    by = {s: [r for r in rows if r["shown"] == s] for s in SHOWN}
     sick = [i for i, r in enumerate(by["end"]) if r["rounds"][0]["refused"] > 0.5]
     told = []
     for s, own in by.items():

@@ -5,7 +5,8 @@ Proved alive by: each condition of a rule dropped; errors ignored; lots, players
 kinds swapped; the seeds that chose the regime judging it, or none of their own told; another
 regime's lines; base comparisons fewer than the mixture's, a lot of another lot's size; the last
 round's PM or policy for the static one; snapshots that show the end in early; both kinds of rounds
-from one lot; a policy that never refused among those to be mended.
+from one lot; a policy that never refused among those to be mended; seeds with one kind of rounds
+alone; a PM that foretells no more than gold would.
 """
 
 from pathlib import Path
@@ -36,7 +37,7 @@ def of(knob, seed):
 
 GOOD = dict(base=-1.0, rs=0.0, online=1.0, right_base=0.75, right_rs=0.6, right_online=0.5,
             distilled=0.0, static=100.0, mixture=200.0, only=300.0, harmless_static=100.0,
-            harmless_mixture=220.0, harmless_only=-50.0, foretold=400.0, by_pm=0.8,
+            harmless_mixture=220.0, harmless_only=-50.0, foretold=400.0, gold=1.0, by_pm=0.8,
             annotators=0.6, gain=60.0)
 
 
@@ -56,6 +57,9 @@ def short(**changed):
             seed=seed, regime="short", elo=elo,
             lots=dict(mixture=lots, base={n: dict(x, mean=0.0, accuracy=0.5)
                                           for n, x in lots.items()}),
+            start=dict(gold_helpful=0.25, gold_harmless=-0.5),
+            mixture=dict(way=[{}, dict(gold_helpful=0.25 + k["gold"],
+                                       gold_harmless=k["gold"] - 0.5)]),
             pm_elo={o: dict(mixture=k["foretold"], base=0.0) for o in OBJECTIVES},
             writers=dict(pm=[k["by_pm"], 0.01], annotators=[k["annotators"], 0.01])))
     return out
@@ -86,7 +90,8 @@ CASES = {
             dict(harmless_static=-10.0), dict(harmless_static=250.0), dict(harmless_only=250.0),
             dict(mixture=unsure(60.0, 100.0)), dict(harmless_only=unsure(-60.0, 220.0)),
             dict(only=unsure(60.0, 200.0))],
-    "h21": [dict(foretold=150.0), dict(foretold=210.0), dict(foretold=unsure(150.0, 220.0))],
+    "h21": [dict(foretold=150.0), dict(foretold=210.0), dict(foretold=unsure(150.0, 220.0)),
+            dict(gold=1.5), dict(foretold=(280.0, 390.0, 500.0)), dict(foretold=285.0)],
     "h33": [dict(by_pm=0.5), dict(by_pm=unsure(0.1, 0.6))],
 }
 
@@ -114,7 +119,8 @@ def test_numbers_are_told_as_they_are():
     assert online.verdict_h20(short()).told.endswith(
         "static +100 ± 1 / +100 ± 1; online +200 ± 2 / +220 ± 3; helpful only +300 ± 3 / -50 ± 1")
     assert "base 75.0% ± 0.9%, rs 60.0%" in online.verdict_h19(short()).told
-    assert "foretold +400 ± 5, chosen +200 ± 2" in online.verdict_h21(short()).told
+    assert "helpful: foretold +400 ± 5 (by gold itself +290 ± 3), chosen +200 ± 2" in (
+        online.verdict_h21(short()).told)
     assert "by the PM 80.0%" in online.verdict_h33(short()).told
 
 
@@ -138,6 +144,14 @@ def test_repair_is_judged_on_policies_that_refuse():
     for changed in (dict(end=0.3), dict(early=0.04), dict(early=unsure(0.3, 0.05))):
         assert repair.verdict_repair(rounds(**changed)).word == "not held", changed
     assert repair.verdict_repair(rounds(first=0.4)).word.startswith("inconclusive")
+
+
+def test_a_seed_of_one_kind_of_rounds_alone_is_no_repair_yet():
+    """Interrupted between the two kinds of a seed: it neither counts nor shifts the others."""
+    some = rounds()
+    assert repair.verdict_repair(some[:5]).word.startswith("inconclusive")
+    late = [dict(r, seed=5) for r in some if r["seed"] == 0 and r["shown"] == "early"]
+    assert repair.verdict_repair([*late, *some]).told == repair.verdict_repair(some).told
 
 
 @pytest.fixture
