@@ -91,6 +91,7 @@ CASES = {
             dict(mixture=unsure(60.0, 100.0)), dict(harmless_only=unsure(-60.0, 220.0)),
             dict(only=unsure(60.0, 200.0))],
     "h21": [dict(foretold=150.0), dict(foretold=210.0), dict(foretold=unsure(150.0, 220.0)),
+            dict(gold=0.5, foretold=190.0), dict(gold=0.5, foretold=210.0),
             dict(gold=1.5), dict(foretold=(280.0, 390.0, 500.0)), dict(foretold=285.0)],
     "h33": [dict(by_pm=0.5), dict(by_pm=unsure(0.1, 0.6))],
 }
