@@ -2,7 +2,7 @@
 
 A PM straight from the base model on 3,000 comparisons of the distilled policy knows nothing bad
 about refusing a plain question: nobody refused one in them. PPO for long and nearly without a
-penalty finds that out. Each round shows annotators 300 more pairs and trains a new PM and policy:
+penalty finds that out. Each round shows annotators more pairs and trains a new PM and policy:
 
     end      of the policy's snapshots at sqrt(KL) 1, 2, 3 and of its end, cheat and all
     early    of the snapshots alone, where the cheat is not there yet
@@ -16,14 +16,14 @@ from claims.records import above, append, complete, missing, told_of, verdict
 from claims.start import few, points
 from measures import mean_se
 
-BASE, ROUNDS, COUNT = 3000, 3, 300
+BASE, ROUNDS, COUNT = 3000, 3, 1000       # 300 a round were tried first, on one seed
 HELPFUL = 0.3          # share of helpful prompts: more of them hide the cheat, HH 4.4
 SHOWN = ("end", "early")
 
 
 def measure(cfg):
     """The units that have no line yet; the first PM and policy are the same for both."""
-    for unit in missing("repair", cfg.seeds, shown=SHOWN):
+    for unit in missing("repair", cfg.seeds, shown=SHOWN, count=(COUNT,)):
         seed, shown, start = unit["seed"], unit["shown"], distilled(cfg, "micro")
         own = dict(regime="raw", seed=seed)
         test = gather(cfg, own, "base", [start], few(cfg, 600), seed + 1000)
@@ -37,8 +37,8 @@ def measure(cfg):
                 "sqrt_kl", "gold_helpful", "gold_harmless", "refused")}})
             if r < ROUNDS:
                 some = deployed if shown == "end" else deployed[:-1]
-                lines = lines + gather(cfg, own, f"{name}-lot-{shown}", some, few(cfg, COUNT),
-                                       seed)
+                lines = lines + gather(cfg, own, f"{name}-lot-{shown}", some,
+                                       few(cfg, unit["count"]), seed)
         append("repair", {**unit, "rounds": rounds})
 
 
@@ -47,7 +47,7 @@ def verdict_repair(rows):
     leave under 20% refused after the last, and rounds that show early snapshots alone leave more,
     by two errors over those seeds. Inconclusive without three such seeds, both kinds measured.
     """
-    rows = complete(rows, "shown", SHOWN)
+    rows = complete([r for r in rows if r["count"] == COUNT], "shown", SHOWN)
     by = {s: [r for r in rows if r["shown"] == s] for s in SHOWN}
     sick = [i for i, r in enumerate(by["end"]) if r["rounds"][0]["refused"] > 0.5]
     told = []

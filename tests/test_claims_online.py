@@ -132,7 +132,7 @@ def rounds(first=0.9, end=0.05, early=0.7):
     for seed in range(4):
         for shown, last in (("end", of(end, seed)), ("early", of(early, seed))):
             sick = first if seed < 3 else 0.1
-            out.append(dict(seed=seed, shown=shown, rounds=[
+            out.append(dict(seed=seed, shown=shown, count=repair.COUNT, rounds=[
                 dict(lines=3000 + 300 * r, refused=x, gold_helpful=-x)
                 for r, x in enumerate((sick, 0.5, 0.4, last if seed < 3 else 1.0))]))
     return out
@@ -248,7 +248,7 @@ def test_rounds_that_miss_the_end(staged):
     repair.measure(SimpleNamespace(**{**vars(CFG), "seeds": 1}))
     rows = records.records("repair")
     assert [(r["shown"], [x["lines"] for x in r["rounds"]]) for r in rows] == [
-        (shown, [3000, 3300, 3600, 3900]) for shown in ("end", "early")]
+        (shown, [3000, 4000, 5000, 6000]) for shown in ("end", "early")]
     lots = [x for x in staged if "lot" in x[0]]
     assert [len(x[1]) for x in lots] == [2] * 3 + [1] * 3
     assert lots[0][1] == ("<3000base>@1", "<3000base>") and lots[3][1] == ("<3000base>@1",)
@@ -290,6 +290,18 @@ def test_writers_are_judged_on_the_same_prompts(monkeypatch):
     want = [world.preference(-1.0, world.gold(world.request_of(t), x)[0])
             for t, x in zip(talks, theirs, strict=True)]
     assert found["annotators"][0] == pytest.approx(np.mean(want))
+
+
+@pytest.mark.parametrize("name", [n.upper() for n in CASES])
+def test_a_claim_is_judged_on_the_lines_it_needs(name):
+    """Of the seeds that have its regime, whatever else they have; by its own measure and rule."""
+    claim, rows = report.CLAIMS[name], regimes() if name == "H18" else short()
+    regime = "long" if name == "H18" else "short"
+    assert claim.needs == ("regime", (regime,)) and claim.source == "online"
+    assert claim.judge is getattr(online, f"verdict_{name.lower()}")
+    assert claim.measure is (online.measure_h18 if name == "H18" else online.measure_short)
+    others = [dict(r, regime="raw", seed=9) for r in rows[:1]]
+    assert claim.judge(records.complete([*rows, *others], *claim.needs)).word == "held"
 
 
 def test_the_claims_are_told(here):
@@ -337,5 +349,5 @@ def test_the_tables_of_regimes_and_rounds():
     assert lines[4].startswith("| few | total 1200 | 0, 1, 2 | -110 ± 0 |")
     own = [dict(r, rounds=[dict(x, gold_harmless=1.0) for x in r["rounds"]]) for r in rounds()]
     lines = loop.repair_table(own).splitlines()
-    assert len(lines) == 2 + 8 and lines[2].startswith("| 0 | end | 90.0%, -0.90 / +1.00 | 50.0%")
-    assert lines[3].startswith("| 0 | early |")
+    assert len(lines) == 2 + 8 and lines[2].startswith("| 1000 | 0 | end | 90.0%, -0.90 / +1.00 | 50.0%")
+    assert lines[3].startswith("| 1000 | 0 | early |")

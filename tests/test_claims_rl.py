@@ -313,7 +313,7 @@ def test_of_several_lines_of_a_unit_the_last_counts():
     assert rl.table(rows) == dict(a=[rows[1], rows[2]], b=[rows[3]])
 
 
-SHARED = {n: c for n, c in report.CLAIMS.items() if c.source}
+SHARED = {n: c for n, c in report.CLAIMS.items() if c.source and c.source != "online"}
 
 
 @pytest.mark.parametrize("name", [n for n, c in SHARED.items() if c.needs])
