@@ -84,8 +84,8 @@ def regimes_table(rows):
 
 def repair_table(rows):
     """Markdown: refusals and gold of each round's policy, a line for each seed and kind of lots."""
-    lines = ["| comparisons a round | seed | lots show | first policy | round 1 | round 2 | round 3 |",
-             "|---" * 7 + "|"]
+    lines = ["| comparisons a round | seed | lots show | first policy | round 1 | round 2 | "
+             "round 3 |", "|---" * 7 + "|"]
     for r in sorted(rows, key=lambda r: (-r["count"], r["seed"], r["shown"] != "end")):
         cells = [f"{points(x['refused'])}, {x['gold_helpful']:+.2f} / {x['gold_harmless']:+.2f}"
                  for x in r["rounds"]]

@@ -349,5 +349,6 @@ def test_the_tables_of_regimes_and_rounds():
     assert lines[4].startswith("| few | total 1200 | 0, 1, 2 | -110 ± 0 |")
     own = [dict(r, rounds=[dict(x, gold_harmless=1.0) for x in r["rounds"]]) for r in rounds()]
     lines = loop.repair_table(own).splitlines()
-    assert len(lines) == 2 + 8 and lines[2].startswith("| 1000 | 0 | end | 90.0%, -0.90 / +1.00 | 50.0%")
+    assert len(lines) == 2 + 8
+    assert lines[2].startswith("| 1000 | 0 | end | 90.0%, -0.90 / +1.00 | 50.0%")
     assert lines[3].startswith("| 1000 | 0 | early |")
