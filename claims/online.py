@@ -51,7 +51,7 @@ REGIMES = {
     "raw": Regime(pretrained=False),
     "missed": Regime(snapshots="0.5"),
 }
-CHOSEN = "long"        # by seeds 0 to 2; judged on the others
+CHOSEN = "short"       # by its gain in errors on seeds 0 to 2; judged on the others
 KINDS = ("base", "mixture")
 LOTS = ("base", "rs", "online")
 PICKED = 3             # seeds from 0 that chose the regime

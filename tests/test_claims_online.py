@@ -69,7 +69,7 @@ def regimes(**changed):
     """Records of the chosen regime on six seeds, where the first three gained 500, and of another.
     """
     out = []
-    for regime, seed in (*(("long", s) for s in range(6)), *(("few", s) for s in range(3))):
+    for regime, seed in (*(("short", s) for s in range(6)), *(("few", s) for s in range(3))):
         gain = dict(few=-100.0).get(regime, 500.0 if seed < 3 else of(
             changed.get("gain", GOOD["gain"]), seed))
         curve = [dict(gold_helpful=0.5, gold_harmless=1.0)] * 2
@@ -114,8 +114,8 @@ def test_a_verdict_holds_fails_and_waits(name):
 
 def test_numbers_are_told_as_they_are():
     told = online.verdict_h18(regimes()).told
-    assert "regime (seeds): long +500 ± 0 (3)" in told and "few -100 ± 0 (3)" in told
-    assert "long on other seeds: +60 ± 1, gold +0.25 ± 0.00 against +0.25 ± 0.00" in told
+    assert "regime (seeds): short +500 ± 0 (3)" in told and "few -100 ± 0 (3)" in told
+    assert "short on other seeds: +60 ± 1, gold +0.25 ± 0.00 against +0.25 ± 0.00" in told
     assert "judged" not in told and online.verdict_h18(regimes()[:3]).word.startswith("inconcl")
     assert online.verdict_h20(short()).told.endswith(
         "static +100 ± 1 / +100 ± 1; online +200 ± 2 / +220 ± 3; helpful only +300 ± 3 / -50 ± 1")
@@ -241,7 +241,7 @@ def test_which_units_are_measured(here, monkeypatch):
     assert asked == [("short", s) for s in range(3)]
     online.measure_h18(CFG)
     assert len(asked) == len({*asked}) == 3 * len(REGIMES) + 3
-    assert {s for r, s in asked if r == "long"} == set(range(6))
+    assert {s for r, s in asked if r == online.CHOSEN} == set(range(6))
 
 
 def test_rounds_that_miss_the_end(staged):
@@ -296,8 +296,7 @@ def test_writers_are_judged_on_the_same_prompts(monkeypatch):
 def test_a_claim_is_judged_on_the_lines_it_needs(name):
     """Of the seeds that have its regime, whatever else they have; by its own measure and rule."""
     claim, rows = report.CLAIMS[name], regimes() if name == "H18" else short()
-    regime = "long" if name == "H18" else "short"
-    assert claim.needs == ("regime", (regime,)) and claim.source == "online"
+    assert claim.needs == ("regime", ("short",)) and claim.source == "online"
     assert claim.judge is getattr(online, f"verdict_{name.lower()}")
     assert claim.measure is (online.measure_h18 if name == "H18" else online.measure_short)
     others = [dict(r, regime="raw", seed=9) for r in rows[:1]]
@@ -340,10 +339,13 @@ def test_the_tables_of_regimes_and_rounds():
                                               dict(gold=0.25, sqrt_kl=4.0)]),
                  mixture=dict(r["mixture"], way=[dict(gold=0.7, sqrt_kl=1.0),
                                                  dict(gold=0.5, sqrt_kl=3.0)])) for r in regimes()]
+    knobs = loop.differs(REGIMES["short"])
+    assert knobs == ("iterations 40, lr 0.0001, lambda kl 0.03, helpful 0.6, snapshots 0.5,1")
+    assert loop.differs(REGIMES["long"]) == "the defaults"
     lines = loop.regimes_table(rows).splitlines()
     assert len(lines) == 2 + 3 and all(line.count("|") == 10 for line in lines)
-    assert lines[2].startswith("| long | the defaults | 0, 1, 2 | +490 ± 0 | +510 ± 0 | +500 ± 0 |")
-    assert lines[3].startswith("| long | the defaults | 3, 4, 5 | +50 ± 1 | +70 ± 1 | +60 ± 1 |")
+    assert lines[2].startswith(f"| short | {knobs} | 0, 1, 2 | +490 ± 0 | +510 ± 0 | +500 ± 0 |")
+    assert lines[3].startswith(f"| short | {knobs} | 3, 4, 5 | +50 ± 1 | +70 ± 1 | +60 ± 1 |")
     assert lines[2].endswith("| +0.25 ± 0.00 / +0.50 ± 0.00 | 4.0 / 3.0 | +0.90 ± 0.00 / "
                              "+0.70 ± 0.00 |")
     assert lines[4].startswith("| few | total 1200 | 0, 1, 2 | -110 ± 0 |")
