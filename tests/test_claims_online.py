@@ -167,14 +167,16 @@ def staged(here, monkeypatch):
         return [dict(lot=name, objective=OBJECTIVES[i % 2], number=i) for i in range(count)]
 
     def fitted(cfg, unit, name, lines, test):
-        lots = [x["lot"] for x in lines]
-        return "+".join(f"{lots.count(n)}{n}" for n in dict.fromkeys(lots))
+        lots, kinds = [x["lot"] for x in lines], {x["objective"] for x in lines}
+        return "+".join(f"{lots.count(n)}{n}" for n in dict.fromkeys(lots)) + (
+            " of " + kinds.pop() if len(kinds) == 1 else "")
 
     def tuned(cfg, unit, name, pm, **knobs):
         asked.append(("policy", name, pm, knobs))
         return f"<{pm}>", [f"<{pm}>@1", f"<{pm}>"]
 
     def said(cfg, path, start, judge, seed):
+        asked.append(("said", path, judge))
         return {o: dict(gold=np.full(4, len(path) / 100), pm=np.full(4, 1.0)) for o in OBJECTIVES}
 
     for module in (online, repair):
@@ -198,7 +200,7 @@ def test_both_sides_have_equal_data_and_budget(staged):
     row, = records.records("online")
     assert row["lines"] == [3000, 3000]
     first, both = "<1000base+1000rs>", "1000base+1000rs+1000online-0"
-    lots = [x for x in staged if x[0] != "policy"]
+    lots = [x for x in staged if x[0] not in ("policy", "said")]
     assert lots[:4] == [
         ("base", ("start",), 600, 1004, {}), ("base", ("start",), 3000, 4, {}),
         ("rs", ("start",), 1000, 4, dict(best=16, pm="1000base")),
@@ -218,7 +220,7 @@ def test_the_short_regime_has_a_helpful_only_policy(staged):
     row, = records.records("online")
     (_, name, pm, knobs), = [x for x in staged if x[0] == "policy" and x[3]]
     assert (name, knobs) == ("helpful", dict(helpful=1.0))
-    assert pm == "500base+500rs+500online-0" and "helpful only" in row["elo"]["harmless"]
+    assert pm == "500base+500rs+500online-0 of helpful" and "helpful only" in row["elo"]["harmless"]
     assert row["writers"] == ["<1000base+1000rs+1000online-0>", "1000base+1000rs+1000online-0"]
 
 
@@ -231,6 +233,8 @@ def test_the_online_third_may_come_from_several_rounds(staged):
     assert sum(count for _, count in lots) == 1000
     rounds_of = [x[2] for x in staged if x[0] == "policy"][:3]
     assert rounds_of[0] == "1000base+1000rs" and rounds_of[1].endswith("334online-0")
+    assert [x[1] for x in staged if x[0] == "said"][:2] == ["start", "<1000base+1000rs>"]
+    assert len({x[2] for x in staged if x[0] == "said"}) == 1     # all by the mixture's PM
 
 
 def test_which_units_are_measured(here, monkeypatch):
