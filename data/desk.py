@@ -28,7 +28,7 @@ STOPPING = "the server is stopping: start it again, then load the talk again"
 
 def plain(text):
     """An answer as a turn can hold it: a role header in it would come back as a turn."""
-    return re.sub(r"\n\n(?=(Human|Assistant):)", "\n", text)
+    return re.sub(r"\n\n+(?=(Human|Assistant):)", "\n", text)
 
 
 @dataclass
