@@ -19,6 +19,7 @@ URL, over a network where nobody listens in: there is no encryption. Starts in s
 the laptop model begins within 0.1 s on two cores.
 """
 
+import contextlib
 import functools
 import math
 import secrets
@@ -276,9 +277,10 @@ def ask_for(lines, label):
 
 
 def say(*lines):
-    """What is no answer goes to stderr."""
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
+    """What is no answer goes to stderr; a terminal that was closed is no reason to fail."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- the program

@@ -12,7 +12,6 @@ A message of a talk is answered twice by a panel, whose policies and models this
 
 import queue
 import re
-import sys
 import threading
 from dataclasses import dataclass, field
 
@@ -96,8 +95,9 @@ class Desk:
             try:
                 last = self.answer(job) if not self.stopping else {"error": STOPPING}
             except Exception as error:                                # the next turn can go on
-                print(f"an answer failed: {type(error).__name__}: {error}", file=sys.stderr)
-                last = {"error": f"no answers ({str(error).splitlines()[0][:100]}): ask again"}
+                reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+                self.log(f"an answer failed: {reason}")
+                last = {"error": f"no answers ({reason}): ask again"}
             with self.lock:
                 del self.jobs[job.talk]
             job.tell(**last)

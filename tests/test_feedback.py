@@ -8,6 +8,7 @@ not known again, a second generation for a reload, another text for an open turn
 kept; edits in red-teaming; a failed generation ending the worker; best-of-k without its pieces.
 """
 
+import contextlib
 import http.client
 import io
 import itertools
@@ -20,6 +21,7 @@ import secrets
 import sys
 import threading
 import time
+import unittest.mock
 from collections import Counter
 from pathlib import Path
 
@@ -189,10 +191,11 @@ def test_a_client_that_leaves_changes_nothing(site, panel, monkeypatch):
 
 
 def test_a_failed_generation_is_told_and_the_talk_goes_on(site, panel, monkeypatch, capsys):
-    monkeypatch.setattr(feedback, "generate", lambda *a, **k: 1 / 0)
     one = site(panel)
     name = one.begin()
-    assert one.ask(name) == [{"error": "no answers (division by zero): ask again"}]
+    for error, told in ((MemoryError(), "MemoryError: "), (OSError("bad\nday"), "OSError: bad")):
+        monkeypatch.setattr(feedback, "generate", unittest.mock.Mock(side_effect=error))
+        assert one.ask(name) == [{"error": f"no answers ({told}): ask again"}]
     monkeypatch.undo()
     assert one.ask(name, text="Another, then?")[-1]["done"]
     assert "Traceback" not in capsys.readouterr().err
@@ -281,6 +284,20 @@ def test_the_same_choice_again(site):
 def unsynced(monkeypatch):
     """No waiting for the disk, of which test_choices.py makes sure."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def test_a_terminal_that_is_gone(site, monkeypatch):
+    """A choice that was stored is told so, whatever comes of the line about it."""
+    one = site()
+    name = one.begin()
+    one.ask(name)
+    one.desk.log = feedback.say
+    with open("/dev/full", "w") as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        assert one.choose(name)[0] == 200 and len(stored(site.folder)) == 1
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            gone.close()
 
 
 def test_two_tabs(site, unsynced):
