@@ -145,7 +145,8 @@ class Desk:
         text = words(fields, "text")
         with self.lock:
             name, talk = self.talk_of(fields)
-            turn, job, open = turn_of(fields, talk), self.jobs.get(name), talk.open
+            turn, job, open = turn_of(fields), self.jobs.get(name), talk.open
+            need_next(turn, talk)
             known = open["text"] if open else job.text if job else text
             if known != text:
                 raise Refused(409, "this turn has another message already: load the talk again")
@@ -167,11 +168,11 @@ class Desk:
             raise Refused(400, "field 'choice' must be a number from 0 to 8")
         with self.lock:
             name, talk = self.talk_of(fields)
-            again, turn = id in self.store.known, fields.get("turn")
+            again, turn = id in self.store.known, turn_of(fields)
             if again and (self.store.known[id] != (name, turn) or turn >= len(talk.choices)):
                 raise Refused(409, "field 'id' is another choice's: make a new one")
             if not again:
-                turn_of(fields, talk)
+                need_next(turn, talk)
                 if self.stopping:
                     raise Refused(503, STOPPING)
                 if not talk.open:
@@ -223,13 +224,15 @@ def words(fields, name):
     return text
 
 
-def turn_of(fields, talk):
-    turn = fields.get("turn")
-    if type(turn) is not int:
+def turn_of(fields):
+    if type(fields.get("turn")) is not int:
         raise Refused(400, "field 'turn' must be a number")
+    return fields["turn"]
+
+
+def need_next(turn, talk):
     if turn != len(talk.choices):
         raise Refused(409, f"the talk is at turn {len(talk.choices)}: load it again")
-    return turn
 
 
 def edit_of(edit, talk):

@@ -270,6 +270,9 @@ def test_the_same_choice_again(site):
     first = one.choose(name, id=id)[1]
     again = one.choose(name, id=id)[1]
     assert first == dict(again, again=False) and again["again"] is True
+    for turn in (0.0, False, None, [0]):
+        status, reply = one.choose(name, turn, id=id)
+        assert status == 400 and "'turn'" in reply["error"]
     assert one.choose(name)[0] == 409 and len(stored(site.folder)) == 1
     other = one.begin()
     one.ask(other)
