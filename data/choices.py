@@ -223,7 +223,8 @@ class Store:
                 synced(path, json.dumps(row).encode() + b"\n")
         except OSError:
             for path, size in reversed(done):    # the event last: a kill here is made up for
-                synced(path, size=size)
+                if path.is_file() and path.stat().st_size > size:
+                    synced(path, size=size)
             raise
 
     # ------------------------------------------------------------ what happens in a talk

@@ -285,6 +285,20 @@ def test_a_full_disk_takes_nothing_and_leaves_nothing(tmp_path):
     assert failed > 12
 
 
+def test_a_file_that_cannot_be_written_takes_the_event_back(tmp_path):
+    """Moved away, and no new one can be made there: a link to nowhere stands for a full disk."""
+    store, path = opened(Store(tmp_path)), tmp_path / "comparisons.jsonl"
+    before = (tmp_path / "talks.jsonl").read_bytes()
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere" / "x")
+    with pytest.raises(OSError, match="No such file"):
+        chosen(store, 7)
+    assert (tmp_path / "talks.jsonl").read_bytes() == before
+    path.unlink()
+    chosen(store, 7).close()
+    assert Store(tmp_path).counts()["comparisons"] == 1
+
+
 def test_a_disk_that_takes_a_part_and_says_so(tmp_path, monkeypatch):
     store, write = opened(Store(tmp_path)), os.write
     before = everything(tmp_path)
