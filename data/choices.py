@@ -99,15 +99,20 @@ def lines_of(name, talk, turn):
 def synced(path, data=b"", size=None):
     """Appends data to a file, or cuts it to `size`; on the disk when this returns, else OSError.
 
-    Opened each time: a file that was moved or replaced meanwhile is no place for a choice.
+    Opened each time: a file that was moved or replaced meanwhile is no place for a choice. An end
+    that an editor left out of the last line is put there first.
     """
     new = not path.exists()
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         if size is not None:
             os.ftruncate(fd, size)
-        elif os.write(fd, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        else:
+            if os.fstat(fd).st_size:
+                os.lseek(fd, -1, os.SEEK_END)
+                data = data if os.read(fd, 1) == b"\n" else b"\n" + data
+            if os.write(fd, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -132,7 +137,7 @@ def repaired(path):
         synced(path.with_name("torn.txt"), path.name.encode() + b": " + tail + b"\n")
         synced(path, size=whole)
         return f"{path}: its last line was torn; {len(tail)} bytes moved to torn.txt"
-    synced(path, b"\n")                        # whole, but for the end that an editor left out
+    synced(path)                               # whole, but for its end
     return ""
 
 

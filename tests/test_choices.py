@@ -163,6 +163,9 @@ def test_a_last_line_without_its_end_is_whole(tmp_path):
     path.write_bytes(before[:-1])
     store = Store(tmp_path)
     assert not store.notes and path.read_bytes() == before and len(store.lines) == 1
+    path.write_bytes(before[:-1])                                     # and while it is open
+    chosen(opened(store, turn=1), 7, turn=1)
+    assert [x["turn"] for x in lines(tmp_path)] == [0, 1]
 
 
 def test_a_damaged_line_is_named(tmp_path):
