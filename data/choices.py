@@ -26,6 +26,7 @@ except ImportError:    # Windows: nothing keeps a second server out
 
 
 KINDS = ("talks", "comparisons", "weak")
+EVENTS = ("talk task", "talk turn text answers models cut", "talk turn id choice edit goes_on")
 
 
 # ---------------------------------------------------------------- a choice as lines
@@ -133,7 +134,7 @@ def repaired(path):
         return ""
     try:
         json.loads(tail)
-    except ValueError:
+    except (ValueError, RecursionError):
         synced(path.with_name("torn.txt"), path.name.encode() + b": " + tail + b"\n")
         synced(path, size=whole)
         return f"{path}: its last line was torn; {len(tail)} bytes moved to torn.txt"
@@ -149,10 +150,27 @@ def read(path):
             out.append(json.loads(line))
             if not isinstance(out[-1], dict):
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"{path} line {number}: not a JSON object; mend the line or move the "
                              "file away") from None
     return out
+
+
+def sound(row, forms):
+    """Whether a row has the fields of one of the forms, and what it has is as it was written."""
+    def text(x):
+        return isinstance(x, str)
+
+    def two(kind):
+        return lambda x: isinstance(x, list) and [*map(type, x)] == [kind, kind]
+
+    right = dict(talk=text, task=text, text=text, id=text, answers=two(str), models=two(str),
+                 cut=two(bool), turn=lambda x: type(x) is int, choice=lambda x: x in range(9),
+                 strength=lambda x: x in range(5), goes_on=lambda x: x in ("a", "b"),
+                 edit=lambda x: x is None or (isinstance(x, dict) and x.get("side") in ("a", "b")
+                                              and text(x.get("text"))))
+    return any({*form.split()} <= row.keys() for form in forms) and all(
+        right[name](row[name]) for name in right.keys() & row.keys())
 
 
 class Store:
@@ -189,11 +207,20 @@ class Store:
         self.talks, self.known, self.lines, events = {}, {}, [], read(self.paths["talks"])
         for number, event in enumerate(events, 1):
             try:
+                if not sound(event, EVENTS):
+                    raise KeyError
                 self.apply(event)
-            except (KeyError, IndexError, TypeError):
+            except KeyError:
                 raise ValueError(f"{self.paths['talks']} line {number}: does not follow from the "
-                                 "lines before; move the file away") from None
-        self.lines += read(self.paths["comparisons"]) + read(self.paths["weak"])
+                                 "lines before, or a field is missing or wrong; mend the line or "
+                                 "move the file away") from None
+        for path in (self.paths["comparisons"], self.paths["weak"]):
+            for number, line in enumerate(read(path), 1):
+                if line.get("tranche") in ("human", "edit"):
+                    if not sound(line, [""]):
+                        raise ValueError(f"{path} line {number}: a field is wrong; mend the line "
+                                         "or move the file away")
+                    self.lines.append(line)
         ids = {line.get("id") for line in self.lines}
         for line in self.lines:
             if line.get("tranche") == "human":
@@ -210,7 +237,10 @@ class Store:
         if "task" in event:
             self.talks.setdefault(event["talk"], Talk(event["task"]))
         elif "answers" in event:
-            self.talks[event["talk"]].questions.append(event)
+            talk = self.talks[event["talk"]]
+            if talk.open or event["turn"] != len(talk.questions):
+                raise KeyError("turn")
+            talk.questions.append(event)
         else:
             talk = self.talks[event["talk"]]
             if not talk.open or talk.open["turn"] != event["turn"]:

@@ -182,6 +182,43 @@ def test_a_damaged_line_is_named(tmp_path):
         Store(tmp_path)
 
 
+BEGIN = dict(talk=TALK, task="helpful")
+QUESTION = dict(talk=TALK, turn=0, text="x", answers=["a", "b"], models=["m", "n"],
+                cut=[False, True])
+CHOICE = dict(talk=TALK, turn=0, id="0" * 32, choice=1, edit=None, goes_on="a")
+WRONG = dict(talk=[TALK], task=None, turn=1, text=7, answers=["a"], models=["m", 1], cut=[0, 1],
+             id=["x"], choice="1", edit="x", goes_on="c")
+
+
+def test_events_mended_by_hand(tmp_path):
+    """A field that went missing, or is another: told at the start, not in the middle of a talk."""
+    rows, path = [BEGIN, QUESTION, CHOICE], tmp_path / "talks.jsonl"
+    bad = [rows[:2] + [QUESTION], rows + [CHOICE]]
+    for at, row in enumerate(rows):
+        for name in row:
+            bad.append(rows[:at] + [{k: x for k, x in row.items() if k != name}])
+            bad.append(rows[:at] + [{**row, name: WRONG[name]}])
+    for some in [rows, *bad]:
+        path.write_text("".join(json.dumps(x) + "\n" for x in some))
+        if some is rows:
+            Store(tmp_path).close()
+        else:
+            with pytest.raises(ValueError, match=f"talks.jsonl line {len(some)}: does not follow"):
+                Store(tmp_path)
+
+
+def test_lines_mended_by_hand(tmp_path):
+    path = tmp_path / "comparisons.jsonl"
+    for text in ('{"x": ' * 9999, '{"tranche": "human", "strength": null}',
+                 '{"tranche": "human", "models": ["m", 1]}', '{"tranche": "edit", "id": []}'):
+        path.write_text(f"{{}}\n{text}\n")
+        with pytest.raises(ValueError, match="comparisons.jsonl line 2: .*; mend the line or move"):
+            Store(tmp_path)
+    path.write_text('{"strength": null, "models": [1, "x"], "id": [], "tranche": "base"}\r\n'
+                    + '{"x": ' * 9999)
+    assert "torn" in Store(tmp_path).notes[0]
+
+
 def test_lines_of_others_are_let_be(tmp_path):
     text = '{"prompt": "\\n\\nHuman: x\\n\\nAssistant:", "chosen": "a", "rejected": "b"}\n'
     (tmp_path / "comparisons.jsonl").write_text(text)
