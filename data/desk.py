@@ -21,6 +21,7 @@ from data.screen import printable
 from data.web import Refused
 
 LONGEST, WAITING = 4000, 64          # characters of a text; talks whose answers are awaited
+WHOLE = 100_000                      # characters of a talk: each line holds all of it again
 TASKS = ("helpful", "harmless")
 STOPPING = "the server is stopping: start it again, then load the talk again"
 
@@ -157,7 +158,10 @@ class Desk:
                     raise Refused(503, STOPPING)
                 if len(self.jobs) >= WAITING:
                     raise Refused(429, f"{WAITING} talks are waiting for answers: try again soon")
-                plan = self.panel.prepare(name, turn, [*talk.turns(), ("human", text)])
+                turns = [*talk.turns(), ("human", text)]
+                if sum(len(x) for _, x in turns) > WHOLE:
+                    raise Refused(400, "the talk is too long to go on: begin a new one")
+                plan = self.panel.prepare(name, turn, turns)
                 job = self.jobs[name] = Job(name, turn, text, plan)
                 self.queue.put(job)
             return job.follow()

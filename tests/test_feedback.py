@@ -37,6 +37,7 @@ from data.screen import printable
 from data.tokenizer import train_bpe
 from feedback import Config, Panel, elo_table, load, players_of
 from model import GPT, GPTConfig, pack, respond
+from preference import read_comparisons
 
 TOK = train_bpe(["Where does the fox live? In the barn. \u00e9\u00e9 \u20ac\u20ac"] * 3, 300)
 CHECKPOINTS = (("a", 200, False), ("b", 160, False), ("pm", 200, True), ("short", 24, False))
@@ -518,6 +519,22 @@ def test_the_oldest_turns_fall_away(site, out, monkeypatch):
                if len(ids := TOK.render(turns[i:], answer=True)) <= panel.room]
     assert asked[-1] == fitting[0] and len(fitting) > 1
     assert stored(site.folder)[-1]["prompt"].count("Human:") == 12
+
+
+def test_a_talk_without_end_is_ended(site):
+    """Each line holds the whole talk, and preference.py reads no text of more than a million."""
+    one = site()
+    name = one.begin()
+    for turn in range(26):
+        body = dict(talk=name, turn=turn, text="x" * 4000)
+        reply = one.open("POST", "/api/ask", body)
+        data = reply.read()
+        if reply.status != 200:
+            break
+        assert one.choose(name, turn)[0] == 200
+    assert reply.status == 400 and b"begin a new one" in data and turn == 24
+    assert len(read_comparisons(site.folder)) == 24
+    assert one.ask(name, 24, "And?")[-1]["done"]
 
 
 def test_a_message_that_is_too_long(site, out):
