@@ -21,6 +21,7 @@ the laptop model begins within 0.1 s on two cores.
 
 import contextlib
 import functools
+import io
 import math
 import secrets
 import shutil
@@ -270,7 +271,7 @@ def choose(desk, lines, task, fields):
 
 def ask_for(lines, label):
     """A typed line, None at the end of the input."""
-    if sys.stdin.isatty():
+    if lines.isatty():
         print(label, end="", flush=True)
     line = next(lines, None)
     return line if line is None else line.strip()
@@ -309,11 +310,11 @@ def main(cfg):
     except ValueError as error:
         raise UserError(error) from None
     say(*store.notes)
-    if sys.stdin:
-        sys.stdin.reconfigure(errors="replace")      # input that is no UTF-8
+    for stream in filter(None, (sys.stdin, sys.stdout)):
+        stream.reconfigure(errors="replace")  # input that is no UTF-8, a terminal that is ASCII
     desk = Desk(store, panel)
     try:
-        terminal(desk, sys.stdin) if cfg.terminal else serve(cfg, desk)
+        terminal(desk, sys.stdin or io.StringIO()) if cfg.terminal else serve(cfg, desk)
     except KeyboardInterrupt:
         say("")
     finally:

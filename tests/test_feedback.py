@@ -575,11 +575,12 @@ def typed(out, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(secrets, "token_hex", lambda n: f"{next(numbers):0{2 * n}x}")
 
     def run(text, *flags):
-        data = text if isinstance(text, bytes) else text.encode()
+        data = text if isinstance(text, bytes) else (text or "").encode()
         monkeypatch.setattr(sys, "argv", ["feedback.py", "--terminal", "--device", "cpu", "--new",
                                           "12", "--out", str(tmp_path / "store"), "--policies",
                                           str(out / "a.pt"), str(out / "b.pt"), *flags])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        monkeypatch.setattr(sys, "stdin", None if text is None else
+                            io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         code, last = 0, ""
         try:
             entry(feedback.main, Config)
@@ -632,6 +633,17 @@ def test_what_is_refused_in_the_terminal(typed):
     code, _, notes = typed("Where?\n1\n")
     assert code == 1 and "another feedback.py writes there" in notes and notes.count("\n") == 1
     other.close()
+
+
+def test_a_terminal_without_input_or_that_is_ascii(typed, monkeypatch):
+    code, _, notes = typed(None)                                      # python feedback.py <&-
+    assert code == 0 and "choices stored: 0" in notes
+    monkeypatch.setattr(Panel, "sample", lambda s, job: [[([0], "\u20ac\x1b[2J", True)]] * 2)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    code, _, notes = typed("Where?\n1\n")
+    assert code == 0 and "choices stored: 1" in notes
+    assert sys.stdout.buffer.getvalue().count(b"??[2J") == 2
+    assert stored(typed.folder)[0]["chosen"] == "\u20ac\x1b[2J"
 
 
 def test_a_full_disk_in_the_terminal(typed, monkeypatch):
