@@ -175,14 +175,15 @@ class Handler(BaseHTTPRequestHandler):
         hosts, server = self.headers.get_all("Host", []), self.server
         if len(hosts) != 1 or not server.known(hosts[0].lower()):
             raise Refused(403, f"this is not the server of that name: open {server.url}")
-        origin = self.headers.get("Origin")
-        if origin is not None and origin.lower() != f"http://{hosts[0].lower()}":
+        if {x.lower() for x in self.headers.get_all("Origin", [])} - {f"http://{hosts[0].lower()}"}:
             raise Refused(403, f"a page from elsewhere may not ask here: open {server.url}")
         try:
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=20))
         except ValueError:
             raise Refused(400, "the address can't be read") from None
+        if url.netloc and not server.known(url.netloc.lower()):
+            raise Refused(403, f"this is not the server of that name: open {server.url}")
         if self.command not in ("GET", "POST"):
             raise Refused(405, "only GET and POST are answered here")
         if url.path in server.files:
@@ -206,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
     def body(self):
         """The JSON object that was sent. Its size is known before a byte of it is read."""
         lengths = self.headers.get_all("Content-Length", [])
-        if len(lengths) != 1 or self.headers.get("Transfer-Encoding"):
+        if len(lengths) != 1 or "Transfer-Encoding" in self.headers:
             raise Refused(411, "a Content-Length is needed, once, and no Transfer-Encoding")
         if not (lengths[0].isascii() and lengths[0].isdigit()):
             raise Refused(400, "Content-Length is not a number")

@@ -117,10 +117,15 @@ def test_requests_that_no_library_sends(quiet, capsys):
             (post + b"\r\n{}", 411), (post + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}", 411),
             (post + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 411),
             (post + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 411),
+            (post + b"Content-Length: 2\r\nTransfer-Encoding:\r\nTransfer-Encoding: chunked\r\n"
+             b"\r\n{}", 411),
             (post + b"Content-Length: 99999999\r\n\r\n", 413),
             (post + b"Content-Length: +2\r\n\r\n{}", 400),
             (b"GET / HTTP/1.1\r\n\r\n", 403), (b"GET / HTTP/1.0\r\n\r\n", 403),
             (b"GET / HTTP/1.1\r\n" + host * 2 + b"\r\n", 403),
+            (b"GET /api/state HTTP/1.1\r\n" + host + b"Origin: http://" + host[6:]
+             + b"Origin: http://evil.example\r\n\r\n", 403),
+            (b"GET http://evil.example/api/state HTTP/1.1\r\n" + host + b"\r\n", 403),
             (b"nonsense\r\n\r\n", 400), (b"GET / HTTP/9.9\r\n\r\n", 505),
             (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", 414),
             (b"GET http://[ HTTP/1.1\r\n" + host + b"\r\n", 400),
