@@ -23,6 +23,7 @@ import contextlib
 import functools
 import io
 import math
+import re
 import secrets
 import shutil
 import sys
@@ -304,6 +305,8 @@ def main(cfg):
         raise UserError("--new and --best must be at least 1, --different from 0 to 1")
     if not 0.01 <= cfg.temperature <= 100 or not 0 < cfg.top_p <= 1:
         raise UserError("--temperature goes from 0.01 to 100, --top-p from above 0 to 1")
+    if not re.fullmatch("[A-Za-z0-9_.~-]*", cfg.token):
+        raise UserError("--token: letters, digits and _.~- only, since it is part of an address")
     panel = load(cfg)
     try:
         store = Store(cfg.out)

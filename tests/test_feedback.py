@@ -561,6 +561,9 @@ def test_policies_that_cannot_be_used(out):
                 dict(top_p=0.0)):
         with pytest.raises(UserError):
             feedback.main(config(out, **bad))
+    for token in ("a b", "caf\u00e9", "50%"):
+        with pytest.raises(UserError, match="--token: letters"):    # the page would tell another
+            feedback.main(config(out, token=token, port=-1))
     both = parse_flags(Config, ["--policies", f"{out}/a.pt,{out}/b.pt", "--device", "cpu"])
     assert load(both).names == [f"{out}/a.pt", f"{out}/b.pt"]
 
