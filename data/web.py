@@ -66,7 +66,8 @@ class Server(ThreadingHTTPServer):
     """files: {path: (file, content type)}. routes: {(method, path): f(fields)}, whose result is
     sent: a dict, or an iterator of dicts as lines that leave as they come.
 
-    OSError if host and port can't be had. `url` is what a browser opens.
+    OSError if host and port can't be had. `url` is what a browser opens, with the token: not for
+    those who ask; `page` is without it.
     """
     daemon_threads, request_queue_size = True, 128
     allow_reuse_port = False    # else two servers may have one port
@@ -83,8 +84,8 @@ class Server(ThreadingHTTPServer):
         if bound.is_loopback or self.everywhere:
             self.names |= {"localhost", "127.0.0.1", "::1"}
         self.token = token if bound.is_loopback else token or secrets.token_urlsafe(18)
-        self.url = (f"http://[{name}]" if ":" in name else f"http://{name}") + f":{self.port}/"
-        self.url += f"#token={self.token}" if self.token else ""
+        self.page = (f"http://[{name}]" if ":" in name else f"http://{name}") + f":{self.port}/"
+        self.url = self.page + (f"#token={self.token}" if self.token else "")
 
     def server_bind(self):    # HTTPServer's asks for the host's full name, which may take long
         TCPServer.server_bind(self)
@@ -174,16 +175,16 @@ class Handler(BaseHTTPRequestHandler):
         """What a request gets: a file's bytes, a dict or an iterator. Raises Refused."""
         hosts, server = self.headers.get_all("Host", []), self.server
         if len(hosts) != 1 or not server.known(hosts[0].lower()):
-            raise Refused(403, f"this is not the server of that name: open {server.url}")
+            raise Refused(403, f"this is not the server of that name: open {server.page}")
         if {x.lower() for x in self.headers.get_all("Origin", [])} - {f"http://{hosts[0].lower()}"}:
-            raise Refused(403, f"a page from elsewhere may not ask here: open {server.url}")
+            raise Refused(403, f"a page from elsewhere may not ask here: open {server.page}")
         try:
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=20))
         except ValueError:
             raise Refused(400, "the address can't be read") from None
         if url.netloc and not server.known(url.netloc.lower()):
-            raise Refused(403, f"this is not the server of that name: open {server.url}")
+            raise Refused(403, f"this is not the server of that name: open {server.page}")
         if self.command not in ("GET", "POST"):
             raise Refused(405, "only GET and POST are answered here")
         if url.path in server.files:

@@ -189,6 +189,8 @@ def test_the_token_of_another_address(site):
             assert one.call("GET", "/api/state", headers={"Host": host, "X-Token": token}
                             )[0] == status
         assert one.call("POST", "/api/new", dict(talk=HEX, task="helpful"))[0] == 403
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {}):
+            assert token not in str(one.call("GET", "/api/state", headers=headers))
         assert one.open("GET", "/page.js").status in (200, 404)          # files need none
     one = site(folder=site.folder / "own")
     assert "#" not in one.server.url and one.server.url == f"http://127.0.0.1:{one.port}/"
