@@ -44,8 +44,8 @@ from data.tokenizer import fit as fit_turns
 from measures import arrays, mean_se, sigmoid
 from model import generate, unpack
 from preference import check_line
-from rejection import gold_of, ranking
-from rollout import pm_scores
+from rejection import gold_of
+from rollout import pm_scores, ranking
 
 LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"),
          ("#E69F00", "P"), ("#000000", "x"))      # for the colour-blind, and in grey by marker
@@ -202,11 +202,11 @@ def choices(cfg, objective, asked, texts):
     for a, b in combinations(sorted(texts), 2):
         for (row, turns, _), *two in zip(asked, texts[a], texts[b], strict=True):
             rng = world.keyed("elo", cfg.seed, objective, row, a, b)
-            line = world.judge(rng, turns, two, person, tranche="elo") or dict(
+            line = world.judge(rng, turns, two, person, tranche="elo", models=[a, b]) or dict(
                 objective=objective, tranche="elo", annotator=person.name, chosen=two[0],
-                rejected=two[1], gold=gold_of(turns, two)["gold"], soft=0.5, strength=0)
-            models = [a, b] if line["chosen"] == two[0] else [b, a]
-            lines.append({**line, "prompt": join(turns, answer=True), "models": models})
+                rejected=two[1], gold=gold_of(turns, two)["gold"], soft=0.5, strength=0,
+                models=[a, b])
+            lines.append({**line, "prompt": join(turns, answer=True)})
     return lines
 
 

@@ -41,8 +41,7 @@ from data.tokenizer import Tokenizer, fit, loads
 from data.web import Refused, Server
 from elo import wins_of
 from model import GPT, generate, unpack
-from rejection import ranking
-from rollout import pm_scores
+from rollout import pm_scores, ranking
 
 PAGE = Path(__file__).parent / "data" / "page"
 FILES = {"/": (PAGE / "index.html", "text/html; charset=utf-8"),

@@ -9,11 +9,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from elo import LOOKS
 from measures import mean_se
 
 
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"),
-         ("#E69F00", "P"), ("#000000", "x"))      # for the colour-blind, and in grey by marker
 FOLDER = [Path("results")]     # eval.py --quick names another, so that its lines mix with none
 
 
