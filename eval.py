@@ -159,7 +159,7 @@ CLAIMS = {
                  "HH 4.5, fig. 15 left", online.measure_short, online.verdict_h17, 24,
                  source="online", needs=("regime", ("short",))),
     "H18": Claim("at equal data and hyper-parameters the iterated mixture beats base comparisons "
-                 "alone in Elo", "HH 4.5, fig. 16", online.measure_h18, online.verdict_h18, 160,
+                 "alone in Elo", "HH 4.5, fig. 16", online.measure_h18, online.verdict_h18, 110,
                  source="online", needs=("regime", ("short",))),
     "H19": Claim("the PM's accuracy falls from base to RS to online comparisons",
                  "HH 4.5", online.measure_short, online.verdict_h19, 24,

@@ -244,8 +244,13 @@ def test_which_units_are_measured(here, monkeypatch):
     online.measure_short(CFG)
     assert asked == [("short", s) for s in range(3)]
     online.measure_h18(CFG)
-    assert len(asked) == len({*asked}) == 3 * len(REGIMES) + 3
-    assert {s for r, s in asked if r == online.CHOSEN} == set(range(6))
+    assert len(asked) == len({*asked}) == 2 * 6 + len(REGIMES) - 2
+    assert all({s for r, s in asked if r == name} == set(range(6 if name in online.SURE else 1))
+               for name in REGIMES) and online.CHOSEN in online.SURE
+    monkeypatch.setattr(records, "FOLDER", [Path("quick")])
+    asked.clear()
+    online.measure_h18(SimpleNamespace(**{**vars(CFG), "quick": True, "seeds": 1}))
+    assert len(asked) == 4 and {r for r, _ in asked} == {*online.SURE}
 
 
 def test_rounds_that_miss_the_end(staged):
