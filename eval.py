@@ -157,26 +157,38 @@ CLAIMS = {
     "H17": Claim("base, RS and online answers have PM scores further to the right in that "
                  "order",
                  "HH 4.5, fig. 15 left", online.measure_short, online.verdict_h17, 24,
-                 source="online", needs=("regime", ("short",))),
+                 source="online", needs=("regime", ("short",)),
+                 why="bests of 16 score a little above the answers of snapshots at sqrt(KL) 0.5 to "
+                     "1.7: the mixture's PM shares its base comparisons with the one that picked"),
     "H18": Claim("at equal data and hyper-parameters the iterated mixture beats base comparisons "
                  "alone in Elo", "HH 4.5, fig. 16", online.measure_h18, online.verdict_h18, 110,
                  source="online", needs=("regime", ("short",))),
     "H19": Claim("the PM's accuracy falls from base to RS to online comparisons",
                  "HH 4.5", online.measure_short, online.verdict_h19, 24,
-                 source="online", needs=("regime", ("short",))),
+                 source="online", needs=("regime", ("short",)),
+                 why="bests of 16 are the hardest lot, online answers lie between: a PM of the "
+                     "same base comparisons picked both sides of an RS pair, which tie in what it "
+                     "knows"),
     "H20": Claim("online > static > distilled; helpful-only RLHF is the most helpful and less "
                  "harmless",
                  "HH fig. 1", online.measure_short, online.verdict_h20, 24,
-                 source="online", needs=("regime", ("short",))),
+                 source="online", needs=("regime", ("short",)),
+                 why="static is above distilled, but online above static by 1.8 errors of six seeds "
+                     "alone; and helpful-only RLHF is not the most helpful on plain prompts: it had "
+                     "half of the comparisons, and what it gains, help with harm, is not asked "
+                     "there"),
     "H21": Claim("Elo foretold by PM scores is above Elo from choices",
                  "HH B.4, figs 15, 35", online.measure_short, online.verdict_h21, 24,
-                 source="online", needs=("regime", ("short",))),
+                 source="online", needs=("regime", ("short",)),
+                 why="mean PM scores foretell 1.7 times the harmless Elo, but so do gold's own "
+                     "means: a choice levels off where the difference is large, whoever judges"),
     "H22": Claim("best-of-k grows with k at a KL of at most log k - (k - 1) / k; the online policy "
                  "is near k = 64",
                  "HH B.6, fig. 36", demonstrations.measure, demonstrations.verdict_h22, 20,
                  source="demonstrations",
                  why="the PM's score goes on rising, but the chance to beat one answer is "
-                     "flat from 16 to 64: best-of-n over-optimizes this PM too (see K02)"),
+                     "flat from 16 to 64: best-of-n over-optimizes this PM too (see K02). The "
+                     "online policy is near k = 64"),
     "H23": Claim("the policy's mean log-prob accuracy rises in RL and stays under the PM's",
                  "HH B.3, fig. 34", robustness.measure, robustness.verdict_h23, 60,
                  source="robustness", needs=("cell", ("toy/toy",)),
@@ -186,7 +198,11 @@ CLAIMS = {
                  "HH 6.1, fig. 24", online.measure_short, online.verdict_h33, 24,
                  source="online", needs=("regime", ("short",))),
     "repair": Claim("rounds whose snapshots show a cheat unlearn it, rounds that miss it do not",
-                    "our question on HH 4.5", repair.measure, repair.verdict_repair, 50),
+                    "our question on HH 4.5", repair.measure, repair.verdict_repair, 50,
+                    why="one round that shows the cheat ends it (1% refused); it comes back in "
+                        "part (29 ± 17%) and is at 3% after the third. Rounds that miss it end it "
+                        "at first too, but two policies of three refuse again after the third: 66 "
+                        "± 33% is not told from 3% by two errors of three seeds"),
     "I01": Claim("SFT's validation loss is best after one epoch, more epochs still raise the RM's "
                  "score",
                  "InstructGPT 3.5", demonstrations.measure, demonstrations.verdict_i01, 20,

@@ -212,7 +212,7 @@ def test_both_sides_have_equal_data_and_budget(staged):
     assert row["base"]["curve"] == "<3000base>" and row["mixture"]["curve"] == f"<{both}>"
     assert set(row["elo"]["helpful"]) == {"distilled", "static", "base", "mixture"}
     assert row["elo"]["helpful"]["mixture"] > row["elo"]["helpful"]["static"] > 0
-    assert "writers" not in row
+    assert "writers" not in row and all(row["win"][o][0] > 0.5 for o in OBJECTIVES)
 
 
 def test_the_short_regime_has_a_helpful_only_policy(staged):
@@ -262,6 +262,8 @@ def test_rounds_that_miss_the_end(staged):
     assert [len(x[1]) for x in lots] == [2] * 3 + [1] * 3
     assert lots[0][1] == ("<3000base>@1", "<3000base>") and lots[3][1] == ("<3000base>@1",)
     assert len({x[0] for x in lots}) == 6                  # no lot is the other kind's
+    names = [x[1] for x in staged if x[0] == "policy"]
+    assert len({*names}) == 7 and names.count("repair") == 2   # nor a policy, but the first
     assert all(x[3] == dict(helpful=0.3) for x in staged if x[0] == "policy")
 
 

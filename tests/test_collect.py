@@ -90,7 +90,7 @@ def test_a_best_of_four_is_what_the_pm_likes_best_of_four(models, monkeypatch):
     own = answer(Config(new=8, best=4, pm="x"), TOK, [gpt(3, scalar=False)], pm, range(6), prompts,
                  2)
     (tokens, lengths, _), = sampled
-    assert tokens.shape[0] == 6 * 2 * 4
+    assert tokens.shape[0] == 6 * 2 * 4 and len({*map(tuple, tokens[:4].tolist())}) == 4
     answers = [t[:n] for t, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
     scores = collect.pm_scores(pm, TOK, [prompts[i // 8] + a for i, a in enumerate(answers)])
     for i in range(12):
