@@ -173,10 +173,10 @@ CLAIMS = {
                  "harmless",
                  "HH fig. 1", online.measure_short, online.verdict_h20, 24,
                  source="online", needs=("regime", ("short",)),
-                 why="static is above distilled, but online above static by 1.8 errors of six seeds "
-                     "alone; and helpful-only RLHF is not the most helpful on plain prompts: it had "
-                     "half of the comparisons, and what it gains, help with harm, is not asked "
-                     "there"),
+                 why="static is above distilled, but online above static by 1.8 errors of six "
+                     "seeds alone; and helpful-only RLHF is not the most helpful on plain "
+                     "prompts: it had half of the comparisons, and what it gains, help with "
+                     "harm, is not asked there"),
     "H21": Claim("Elo foretold by PM scores is above Elo from choices",
                  "HH B.4, figs 15, 35", online.measure_short, online.verdict_h21, 24,
                  source="online", needs=("regime", ("short",)),
