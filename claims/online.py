@@ -273,7 +273,7 @@ def verdict_h18(rows):
 
 
 def curve_of(rows, kind, name):
-    """{iteration: mean, error, seeds} of a number of PPO's log: the middle of three iterations together."""
+    """{iteration: mean, error, seeds} of a number of PPO's log, three iterations together."""
     parts = zip(*(r[kind]["curve"] for r in rows))
     return {3 * i + 1: (*mean_se([x[name] for x in part]), len(rows))
             for i, part in enumerate(parts) if all(name in x for x in part)}
