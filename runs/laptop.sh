@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole pipeline on the toy world: from an empty folder to an assistant that RLHF improved.
 #
-#   bash runs/laptop.sh              on two cores about 17 minutes; stop and start it as you like
+#   bash runs/laptop.sh              on two cores about 16 minutes; stop and start it as you like
 #   SEED=1 OUT=out/laptop1 bash runs/laptop.sh
 #
 # text -> tokens -> policy -> answers -> choices -> preference model -> reward -> policy
@@ -35,7 +35,7 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/comparisons" --pairs 0 --lr 3e-
 # Stage 3: RLHF. 80 seconds.
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED"
 
-# Stage 4: better policies give better answers to choose from; new models, and Elo. 7 minutes.
+# Stage 4: better policies give better answers to choose from; new models, and Elo. 6 minutes.
 $PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons" --pm "$OUT/pm" \
     --out "$OUT/online" --seed "$SEED"
 
