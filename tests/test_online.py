@@ -131,6 +131,7 @@ def test_a_pm_that_is_named_picks_for_rs(tiny, nursery, tmp_path):
     assert not (tmp_path / "pm-base").exists() and not (tmp_path / "elo").exists()
     lot = json.loads((tmp_path / "lot-rs" / "config.json").read_text())
     assert lot["pm"] == str(tiny.whole("pm"))
+    assert load_checkpoint(tmp_path / "pm-1")["config"]["init"] == str(tiny.whole("pmp"))
 
 
 # ---------------------------------------------------------------- interruptions
@@ -201,7 +202,10 @@ def test_a_person_is_waited_for(whole, tiny, nursery):
     job.kill(signal.SIGTERM)                              # once: there is nothing to save
     assert job.wait().code == 130
     write(run / "human-online-1", [*lines, *lines[:2]], '{"prompt":')
-    for _ in range(2):                                    # the second time all is there
+    for again in range(2):       # the second time the lot is there, and nobody is asked for it
+        if again:
+            (run / "ckpt.pt").unlink()
+            shutil.rmtree(run / "human-online-1")
         done = nursery.run(command(tiny, run, human=40))
         assert done.code == 0, done.err
     frozen = (run / "lot-online-1.jsonl").read_text().splitlines()
