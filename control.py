@@ -3,6 +3,7 @@ the KL coefficient, weights that follow the policy, snapshots, early stopping. p
 """
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -163,6 +164,11 @@ def keep_snapshots(cfg, run, tok, policy, state, root_kl, step):
             if run.rank == 0:
                 save_checkpoint(run.dir / f"snapshot-{value:g}.pt", step=step, sqrt_kl=root_kl,
                                 **pack(policy, tok))
+
+
+def snapshots_of(folder):
+    """Paths of a run's snapshots, the nearest to its start first."""
+    return sorted(Path(folder).glob("snapshot-*.pt"), key=lambda path: float(path.stem[9:]))
 
 
 def is_over(cfg, state, policy, step, score):

@@ -31,6 +31,7 @@ import ppo
 import preference
 from common import (Run, UserError, entry, load_source, metrics_of, start, total,
                     write_atomically)
+from control import snapshots_of
 from data.tokenizer import loads
 from model import unpack
 
@@ -140,8 +141,7 @@ def train_policy(cfg, name, pm):
         minibatch=min(ppo.Config.minibatch, cfg.samples), lr=cfg.lr, lambda_kl=cfg.lambda_kl,
         helpful=cfg.helpful, snapshots=cfg.snapshots, seed=cfg.seed, device=cfg.device))
     total(0)
-    snapshots = sorted(folder.glob("snapshot-*.pt"), key=lambda p: float(p.stem[9:]))
-    return str(folder), [*map(str, snapshots), str(folder)]
+    return str(folder), [*map(str, snapshots_of(folder)), str(folder)]
 
 
 def told(cfg, run, number, pm, policy, lots):

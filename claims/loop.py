@@ -48,6 +48,7 @@ def loop_table(rows):
     return "\n".join(lines) + ("\n\nAccuracy of each round's preference model on held-out "
                                f"comparisons of each lot: {'; '.join(told)}.")
 
+
 # ---------------------------------------------------------------- docs/online.md
 
 def differs(regime):

@@ -10,7 +10,6 @@ All models are micro; a unit is 6 to 12 minutes on one core; its line is in resu
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +17,12 @@ import torch
 import collect
 import preference
 from bradley_terry import scores
+from claims.demonstrations import wins
 from claims.policies import (OBJECTIVES, answers, asked, blocks, distilled, load, look,
                              trained_policy)
 from claims.records import above, append, missing, told_of, verdict
 from claims.start import LR, LR_AFTER, base, few, of, points, pretrained, train_pm, work
+from control import snapshots_of
 from data import world
 from elo import of_pm
 from measures import mean_se, sigmoid
@@ -84,12 +85,11 @@ def fitted(cfg, unit, name, lines, test):
 def tuned(cfg, unit, name, pm, **knobs):
     """Folder of the policy that PPO makes with a PM, and its deployed checkpoints."""
     regime = REGIMES[unit["regime"]]
-    folder = Path(trained_policy(
+    folder = trained_policy(
         cfg, unit["seed"], f"{unit['regime']}-{name}", pm, regime.iterations, **{**dict(
             lr=regime.lr, lambda_kl=regime.lambda_kl, helpful=regime.helpful,
-            snapshots=regime.snapshots), **knobs}))
-    ends = sorted(folder.glob("snapshot-*.pt"), key=lambda p: float(p.stem[9:]))
-    return str(folder), [*map(str, ends), str(folder)]
+            snapshots=regime.snapshots), **knobs})
+    return folder, [*map(str, snapshots_of(folder)), folder]
 
 
 def lots_of(cfg, unit, test):
@@ -129,11 +129,6 @@ def elo_of(golds):
     return dict(zip(names, scores(W)[0].tolist()))
 
 
-def win(first, second):
-    """Chance that an annotator prefers the first's answers (golds), and its error."""
-    return mean_se([world.preference(a, b) for a, b in zip(first, second, strict=True)])
-
-
 @torch.no_grad()
 def writers(cfg, path, judge, seed):
     """The policy's answers against those of writers, personas of goodness 0.9, on plain prompts:
@@ -148,7 +143,7 @@ def writers(cfg, path, judge, seed):
             for t, x in zip(talks, texts, strict=True)]
     theirs = gold_of(dict(dialogues=talks, texts=texts))[0]
     by_pm = sigmoid(batch["raw"].numpy() - pm_scores(pm, tok, rows, 64).numpy())
-    return dict(annotators=win(gold_of(batch)[0], theirs), pm=mean_se(by_pm))
+    return dict(annotators=wins(gold_of(batch)[0], theirs), pm=mean_se(by_pm))
 
 
 def scores_of(judge, lines):
@@ -202,7 +197,7 @@ def run_unit(cfg, unit):
     row["elo"] = {o: elo_of({n: x[o]["gold"] for n, x in found.items()}) for o in OBJECTIVES}
     row["pm_elo"] = {o: {n: of_pm(x[o]["pm"].mean() - found["distilled"][o]["pm"].mean())
                          for n, x in found.items()} for o in OBJECTIVES}
-    row["win"] = {o: win(found["mixture"][o]["gold"], found["base"][o]["gold"])
+    row["win"] = {o: wins(found["mixture"][o]["gold"], found["base"][o]["gold"])
                   for o in OBJECTIVES}
     append("online", row)
 

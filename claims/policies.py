@@ -20,6 +20,7 @@ from claims.start import (LR_AFTER, base, few, policy, pretrained, test_lines, t
 from common import load_checkpoint, metrics_of, uniforms
 from data import world
 from data.tokenizer import loads
+from elo import OBJECTIVES
 from measures import commonest, distinct, hits, mean_se
 from model import by_length, generate, response_mask, unpack
 from pretrain import documents_of, heldout_loss
@@ -27,7 +28,6 @@ from rollout import (exact_kl, gold_of, masked_sum, over_rows, pm_scores, policy
                      rollout)
 
 ASKED = SimpleNamespace(new=40, temperature=1.0, micro=64, cap=0.0, unfinished=0.0)
-OBJECTIVES = ("helpful", "harmless")
 
 
 # ---------------------------------------------------------------- made where it is missing

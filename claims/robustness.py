@@ -21,6 +21,7 @@ from claims.policies import (blocks, distilled, forget, load, logp_accuracy, loo
 from claims.records import above, append, missing, told_of, verdict
 from claims.start import base, few, points, test_lines, train_lines, train_pm
 from common import load_checkpoint, load_source, write_atomically
+from control import snapshots_of
 from measures import best_of_k, best_of_n_kl, gao_fit, linear_fit, mean_se, slope_within
 
 CELLS = (("micro", "micro"), ("micro", "nano"), ("micro", "toy"), ("nano", "toy"), ("toy", "toy"))
@@ -59,9 +60,8 @@ def measure(cfg):
                                 snapshots=",".join(map(str, AT)))
         pms, pairs = dict(train=load(train), test=load(test)), test_lines(cfg, seed)[:400]
         rows = preference.encode_comparisons(pms["train"][0], pairs, 256)[0]
-        ends = sorted(Path(folder).glob("snapshot-*.pt"), key=lambda p: float(p.stem[9:]))
         snapshots = []
-        for path in (*ends, folder):
+        for path in (*snapshots_of(folder), folder):
             found = look(cfg, path, start, pms, seed)
             snapshots.append(dict(found, logp_accuracy=logp_accuracy(load(path), rows)))
         append("robustness", {

@@ -17,7 +17,8 @@ import pytest
 
 import eval as report
 from claims import loop, online, records, repair
-from claims.online import OBJECTIVES, REGIMES, elo_of, win
+from claims.demonstrations import wins
+from claims.online import OBJECTIVES, REGIMES, elo_of
 from data import world
 from test_claims_rl import unsure
 
@@ -276,7 +277,7 @@ def test_elo_of_expected_choices():
     found = elo_of(golds)
     assert found["a"] == 0 and found["b"] == pytest.approx(190.85, abs=0.01)
     assert found["c"] == pytest.approx(0, abs=1e-6)
-    mean, se = win([gap, 0.0], [0.0, 0.0])
+    mean, se = wins([gap, 0.0], [0.0, 0.0])
     assert (mean, se) == (pytest.approx(0.625), pytest.approx(0.125))
 
 
