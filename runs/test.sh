@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests; the first call sets itself up (runs/setup.sh --test).
 #
-#     bash runs/test.sh                            # under 4 minutes on 2 cores
+#     bash runs/test.sh                            # under 5 minutes on 2 cores
 #     bash runs/test.sh --all                      # the slow ones too
 #     bash runs/test.sh tests/test_model.py -x     # any argument of pytest
 set -euo pipefail
