@@ -117,6 +117,8 @@ class Nursery:
         """Start `python ARGV` (a script, or -c and code). hooks: [(name, argument)]."""
         folder = self.folder / str(next(self.numbers))
         folder.mkdir()
+        for name in ("out", "err"):  # there even if it is killed before its first line
+            (folder / name).touch()
         job = dict(argv=list(map(str, argv)), hooks=list(hooks), env=env or {}, folder=str(folder))
         self.server.stdin.write(json.dumps(job) + "\n")
         self.server.stdin.flush()
@@ -197,7 +199,7 @@ def work(job, folder):
     sys.stdout.flush()
     report = {k: v for tell in finish if tell for k, v in tell().items()}
     report["cpu"] = round(sum(os.times()[:2]), 2)
-    (folder / "report").write_text(json.dumps(report))
+    note(folder / "report", json.dumps(report))  # whole or not there: it may be killed here
     sys.stderr.flush()
     os._exit(code)
 
