@@ -22,6 +22,7 @@ import torch
 import preference
 from claims import (closed_forms, demonstrations, distillation, loop, online, pm_scores,
                     pm_training, records, repair, rl, robustness)
+from claims.records import Claim
 from common import (UserError, device_of, entry, load_checkpoint, metrics_of, uniforms,
                     write_atomically)
 from data import world
@@ -45,29 +46,6 @@ class Config:
     readme: bool = False               # rewrite the README's tables from results/ instead
     seed: int = 0                      # of the report's prompts and answers
     device: str = "auto"               # auto, cpu, cuda or mps
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper says and where; how it is measured here, judged, and in about how many minutes
-    of two cores for three seeds, after runs/laptop.sh.
-    """
-    says: str
-    where: str
-    measure: object        # cfg -> appends the missing records
-    judge: object          # records -> Verdict
-    minutes: int           # of all claims with the same source together
-    why: str = ""          # what the records show of the reason, where it does not hold here
-    source: str = ""       # results/<source>.jsonl, where claims share their runs; else by its id
-    needs: tuple = ()      # (key, values): the lines that a seed must have there
-
-    def rows(self, name):
-        """The records that judge it: of whole seeds."""
-        rows = records.records(self.source or name)
-        return records.complete(rows, *self.needs) if self.needs else rows
-
-    def told(self, found):
-        return found.told + (f". Why: {self.why}" if self.why and found.word == "not held" else "")
 
 
 CLAIMS = {

@@ -104,6 +104,29 @@ def verdict(holds, rows, told, panels=(), log_x=False, least=3):
     return Verdict(word, told, tuple(panels), log_x)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says and where; how it is measured here, judged, and in about how many minutes
+    of two cores for three seeds, after runs/laptop.sh.
+    """
+    says: str
+    where: str
+    measure: object        # cfg -> appends the missing records
+    judge: object          # records -> Verdict
+    minutes: int           # of all claims with the same source together
+    why: str = ""          # what the records show of the reason, where it does not hold here
+    source: str = ""       # results/<source>.jsonl, where claims share their runs; else by its id
+    needs: tuple = ()      # (key, values): the lines that a seed must have there
+
+    def rows(self, name):
+        """The records that judge it: of whole seeds."""
+        rows = records(self.source or name)
+        return complete(rows, *self.needs) if self.needs else rows
+
+    def told(self, found):
+        return found.told + (f". Why: {self.why}" if self.why and found.word == "not held" else "")
+
+
 def draw_curves(name, panels, log_x=False):
     """docs/claims/<name>.png of a verdict's panels."""
     import matplotlib
