@@ -45,7 +45,10 @@ def parse_flags(Config, argv=None, doc=None):
     for field in dataclasses.fields(Config):
         flag = "--" + field.name.replace("_", "-")
         text = f"{comments.get(field.name, '')} (default {field.default!r})".replace("%", "%%")
-        if field.type in (bool, "bool"):
+        if field.metadata.get("bare"):        # values without a flag, none or more
+            parser.add_argument(field.name, nargs="*", default=field.default, metavar="NAME",
+                                help=comments.get(field.name, ""))
+        elif field.type in (bool, "bool"):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text,
                                 default=field.default)
         elif field.type in (tuple, "tuple"):  # one value or more, blanks between

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import torch
 
-from claims.records import append, missing, over_seeds, verdict
+from claims.records import Claim, append, bars, missing, over_seeds, verdict
 from common import adamw, keyed
 from control import adapted, follow
 from measures import linear_fit
@@ -180,7 +180,9 @@ def verdict_k01(rows):
     told = (f"PPO on a table ends within {tv:.4f} of pi0 exp(r/beta)/Z in total variation, from "
             f"{start:.2f} or more at the start; J within {gap:.4f} of beta log Z, the critic's "
             f"first value within {max(abs(r['value'] - r['best']) for r in rows):.3f}")
-    return verdict(tv < 0.02 and gap < 0.01, rows, told)
+    panels = [bars("policies that are tables", "total variation to the optimum", {
+        name: [r[key] for r in rows] for key, name in (("start", "first"), ("tv", "after PPO"))})]
+    return verdict(tv < 0.02 and gap < 0.01, rows, told, panels)
 
 
 # ---------------------------------------------------------------- K03: the estimators
@@ -279,3 +281,13 @@ def verdict_k06(rows):
                {"measured": {a: f for (a,), f in found.items()},
                 "1 + alpha / beta": {a: (1 + a, 0, n) for (a,), (_, _, n) in found.items()}})]
     return verdict(off < 0.05, rows, told, panels)
+
+
+CLAIMS = {
+    "K01": Claim("PPO reaches pi0 exp(r / beta) / Z, and J = beta log Z",
+                 "Korbak et al. 2022", k01, verdict_k01, 5),
+    "K03": Claim("k1, k2, k3 as values and as losses against the exact KL",
+                 "Schulman 2020", k03, verdict_k03, 5),
+    "K06": Claim("a reward of alpha log pi0 sharpens to the power 1 + alpha / beta",
+                 "Korbak et al. 2022", k06, verdict_k06, 5),
+}

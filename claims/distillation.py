@@ -4,19 +4,20 @@ from pathlib import Path
 
 import distill
 import pretrain
-from claims.records import append, missing, verdict
+from claims.records import Claim, append, bars, missing, verdict
+from claims.start import few, work
 from common import metrics_of
 from measures import mean_se
 
 
 def h01(cfg, sizes=("toy", "micro", "nano")):
     """One base of each size a seed; the teacher is the toy one behind the HHH prompt."""
-    for unit in missing("H01", cfg.seeds, size=sizes, steps=(cfg.steps,)):
+    for unit in missing("H01", cfg.seeds, size=sizes, steps=(few(cfg, cfg.steps),)):
         seed, size = unit["seed"], unit["size"]
-        root = Path(cfg.run) / "h01" / str(seed)
+        root = (work(cfg) if cfg.quick else Path(cfg.run)) / "h01" / str(seed)
         for s in dict.fromkeys((sizes[0], size)):
-            pretrain.train(pretrain.Config(out=str(root / s), size=s, steps=cfg.steps, seed=seed,
-                                           device=cfg.device))
+            pretrain.train(pretrain.Config(out=str(root / s), size=s, steps=unit["steps"],
+                                           seed=seed, device=cfg.device))
         distill.train(distill.Config(init=str(root / size), teacher=str(root / sizes[0]),
                                      out=str(root / f"distill-{size}"), seed=seed,
                                      device=cfg.device))
@@ -37,4 +38,12 @@ def verdict_h01(rows, sizes=("toy", "micro", "nano")):
     told = (f"loss to the teacher {mean_se([r['before'] for r in own])[0]:.4f} -> {told} nats a "
             "token" + ("" if small else "; the own size keeps more than a tenth")
             + ("" if higher else "; a smaller student ended lower"))
-    return verdict(small and higher, rows, told)
+    panels = [bars("distilled students", "loss to the teacher, nats a token", after)]
+    return verdict(small and higher, rows, told, panels)
+
+
+CLAIMS = {
+    "H01": Claim("distillation's loss falls to near zero for the teacher's own size, and ends "
+                 "higher for smaller students", "HH A.1, fig. 30", h01,
+                 verdict_h01, 36),
+}

@@ -8,7 +8,7 @@ that have no record yet; `verdict_hXX(rows)` reads the records alone.
 import shutil
 
 import preference
-from claims.records import append, curves, missing, over_seeds, paired, verdict
+from claims.records import Claim, Effect, append, bars, curves, missing, over_seeds, paired, verdict
 from claims.start import (LR_AFTER, LR, base, measure, of, points, pool, pretrained, test_lines,
                           train_lines, train_pm)
 from common import load_checkpoint
@@ -43,7 +43,7 @@ def h02(cfg):
 
 def verdict_h02(rows):
     """held: at each amount of feedback PM pretraining is ahead by 2 errors of the seeds'
-    differences, on the mean of both objectives.
+    differences and half a point, on the mean of both objectives.
     """
     rows = averaged(rows, "mean")
     found = over_seeds(rows, "mean", "start", "pairs")
@@ -52,7 +52,7 @@ def verdict_h02(rows):
     sizes = sorted({r["pairs"] for r in rows})
     gaps = {p: paired([r for r in rows if r["pairs"] == p], "mean", "start", "base", "pmp")
             for p in sizes}
-    holds = all(gap > 2 * se for gap, se in gaps.values())
+    holds = [Effect(gap, 0.005) for gap in gaps.values()]
     fewest = next((p for p in sizes if found["pmp", p][0] >= found["base", sizes[-1]][0]), None)
     told = ", ".join(f"+{points(g)} ± {points(se)} at {p}" for p, (g, se) in gaps.items())
     told = (f"PM pretraining adds {told} comparisons; {fewest or 'no number'} "
@@ -101,8 +101,8 @@ def h14(cfg, mixed=1200, alone=2900):
 
 def verdict_h14(rows):
     """held: a PM of one objective alone, with the most data, is under chance on the other by 2
-    errors, at both sizes, and the larger loses less in the even mixture against its own best on
-    each objective.
+    errors and a point, at both sizes, and the larger loses less in the even mixture against its
+    own best on each objective.
     """
     most = max(r["pairs"] for r in rows)
     end = {o: over_seeds([r for r in rows if r["pairs"] == most], o, "size", "helpful_share")
@@ -110,15 +110,15 @@ def verdict_h14(rows):
     rows = [r for r in rows if r["pairs"] == min(r["pairs"] for r in rows)]
     found = {o: curves(rows, o, "size", "helpful_share") for o in ("helpful", "harmless")}
     panels = [(o, "helpful share", "held-out accuracy", found[o]) for o in found]
-    told, holds, lost = [], True, {}
+    told, holds, lost = [], [], {}
     for size in ("nano", "toy"):
         ends = {"helpful": end["helpful"][size, 0.0], "harmless": end["harmless"][size, 1.0]}
-        holds &= all(m + 2 * se < 0.5 for m, se, _ in ends.values())
+        holds += [Effect((0.5 - m, se), 0.01) for m, se, _ in ends.values()]
         told.append(f"{size}, {most} of one: harmless-only " + " on helpful, helpful-only ".join(
             f"{points(m)} ± {points(se)}" for m, se, _ in ends.values()) + " on harmless")
         lost[size] = sum(max(f[0] for f in found[o][size].values()) - found[o][size][0.5][0]
                          for o in found) / 2
-    holds &= lost["toy"] < lost["nano"]
+    holds.append(lost["toy"] < lost["nano"])
     told = (f"{'; '.join(told)}; lost in the even mixture: nano "
             f"{points(lost['nano'])}, toy {points(lost['toy'])}")
     return verdict(holds, rows, told, panels)
@@ -133,13 +133,16 @@ def h15(cfg, total=1200):
 
 
 def verdict_h15(rows):
-    """held: helpful accuracy falls from lambda 1 to 10, by 2 errors at nano, less at toy."""
+    """held: helpful accuracy falls from lambda 1 to 10, by 2 errors and a point at nano, less at
+    toy.
+    """
     panels = [(o, "lambda", "held-out accuracy", curves(rows, o, "size", "weight"))
               for o in ("helpful", "harmless")]
     change = {size: paired([r for r in rows if r["size"] == size], "helpful", "weight", 1, 10)
               for size in ("nano", "toy")}
     told = ", ".join(f"{s} {points(m)} ± {points(se)}" for s, (m, se) in change.items())
-    holds = change["nano"][0] < -2 * change["nano"][1] and change["toy"][0] > change["nano"][0]
+    (fall, se), more = change["nano"], change["toy"][0] > change["nano"][0]
+    holds = [Effect((-fall, se), 0.01), more]
     told = f"helpful accuracy from lambda 1 to 10: {told}"
     return verdict(holds, rows, told, panels, log_x=True)
 
@@ -167,7 +170,10 @@ def verdict_h27(rows):
         holds &= both > own - max(2 * error, 0.01)
         told.append(f"{task}: {points(own)} ± {points(own_se)} alone, {points(both)} ± "
                     f"{points(both_se)} mixed")
-    return verdict(holds, rows, "; ".join(told))
+    panels = [bars(f"on {task} comparisons", "accuracy", {
+        data: [r[task] for r in rows if r["data"] == data] for data in (task, "both")})
+        for task in ("hh", "summary")]
+    return verdict(holds, rows, "; ".join(told), panels)
 
 
 def i02(cfg):
@@ -189,7 +195,7 @@ def i02(cfg):
 
 def verdict_i02(rows):
     """held: after one epoch the PM of shuffled pairs is further ahead on its training rankings than
-    on test comparisons, and worse on those, both by 2 errors.
+    on test comparisons, and worse on those, both by 2 errors and a point.
     """
     rows = [{**r, "ahead": r["train"] - r["test"]} for r in averaged(rows, "test")]
     test, seen = (over_seeds(rows, k, "mode") for k in ("test", "train"))
@@ -198,7 +204,11 @@ def verdict_i02(rows):
     told = "; ".join(f"{m}: {points(test[m,][0])} ± {points(test[m,][1])} on test comparisons, "
                      f"{points(seen[m,][0])} on its training rankings"
                      for m in ("grouped", "shuffled"))
-    return verdict(worse > 2 * worse_se and more > 2 * more_se, rows, told)
+    panels = [bars(title, "accuracy", {m: [r[key] for r in rows if r["mode"] == m]
+                                       for m in ("grouped", "shuffled")})
+              for title, key in (("test comparisons", "test"), ("training rankings", "train"))]
+    return verdict([Effect((worse, worse_se), 0.01), Effect((more, more_se), 0.01)], rows, told,
+                   panels)
 
 
 def i03(cfg, groups=5):
@@ -213,7 +223,7 @@ def i03(cfg, groups=5):
 
 def verdict_i03(rows):
     """held: accuracy on the group that gave no data is lower, by 2 errors over seeds of the mean
-    over folds.
+    over folds and half a point.
     """
     by = {}
     for r in rows:
@@ -224,4 +234,41 @@ def verdict_i03(rows):
     told = (f"{points(known)} ± {points(known_se)} on groups that gave "
             f"data, {points(new)} ± {points(new_se)} on the fifth that "
             f"did not: {points(gap)} ± {points(se)} lower")
-    return verdict(gap > 2 * se, rows, told)
+    panels = [bars("annotators", "accuracy", {name: [m[i] for m in means] for i, name in
+                                              enumerate(("gave data", "gave none"))})]
+    return verdict([Effect((gap, se), 0.005)], rows, told, panels)
+
+
+CLAIMS = {
+    "H02": Claim("PM pretraining makes human feedback more sample-efficient", "HH 3.1, A.2",
+                 h02, verdict_h02, 6),
+    "H03": Claim("PM accuracy grows log-linearly with parameters and data", "HH 3.2, fig. 7, A.3",
+                 h03, verdict_h03, 20,
+                 "both slopes of helpful accuracy are above 0 by two errors, but all 16 cells lie "
+                 "within 6 points, and one seed's test scatters by 1 to 2; harmless accuracy is at "
+                 "its ceiling after PM pretraining (best possible 85%)",
+                 paper="helpful accuracy 0.72 + 0.007 log(P/1e11) + 0.015 log(D/8e4)"),
+    "H14": Claim("a PM of one objective is under chance on the other; larger PMs mind the mixture "
+                 "less", "HH 5.1.1, figs 19, 26", h14, verdict_h14, 12,
+                 "a harmless-only PM is at chance on helpful pairs, not under it: it learns that "
+                 "refusing is good, and few pairs of the distilled policy differ in that; nano's "
+                 "helpful-only PM depends on the seed (39 to 65%)",
+                 paper="37% and 35% on the other objective"),
+    "H15": Claim("up-weighting the harmless loss costs small PMs more", "HH 5.1.2, fig. 27",
+                 h15, verdict_h15, 6,
+                 "the smallest PM is near chance on helpful comparisons (55%) and has less to "
+                 "lose",
+                 paper="-7.4% at 13M, -1.5% at 52B"),
+    "H27": Claim("mixing in a summary skill costs neither task accuracy", "HH 5.2, fig. 20",
+                 h27, verdict_h27, 4,
+                 paper="76% and 71%, mixed or not"),
+    "I02": Claim("all pairs of a prompt in one element do not overfit in an epoch, shuffled pairs "
+                 "do", "InstructGPT 3.5", i02, verdict_i02, 5,
+                 "in one epoch 0.9M parameters do not memorize 600 prompts: neither is further "
+                 "ahead on its training rankings"),
+    "I03": Claim("accuracy on annotators who gave no data is slightly lower",
+                 "InstructGPT 3.5, E.2", i03, verdict_i03, 6,
+                 "the five groups differ in taste (manners, length) by half a unit of utility and "
+                 "share the rest, and that rest is what the PM learns",
+                 paper="72.4 -> 69.6%"),
+}

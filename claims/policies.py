@@ -8,15 +8,14 @@ the same animals: short ones recur.
 
 import math
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
 import distill
 import ppo
-from claims.start import (LR_AFTER, base, few, policy, pretrained, test_lines, train_lines,
-                          train_pm, work)
+from claims.start import (LR_AFTER, base, few, place, policy, pretrained, test_lines,
+                          train_lines, train_pm, work)
 from common import load_checkpoint, metrics_of, uniforms
 from data import world
 from data.tokenizer import loads
@@ -36,7 +35,7 @@ def distilled(cfg, size):
     """Folder of the distilled policy of a size; the teacher is the toy base behind the prompt."""
     if size == "toy":
         return policy(cfg)
-    folder = Path(cfg.run) / f"distill-{size}"
+    folder = place(cfg, f"distill-{size}")
     distill.train(distill.Config(init=base(cfg, size), teacher=base(cfg, "toy"), out=str(folder),
                                  device=cfg.device))
     return str(folder)

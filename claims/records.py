@@ -6,6 +6,7 @@ has one is skipped, so an interrupted claim goes on where it was.
 
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,18 +91,53 @@ def seeds_of(rows):
 
 @dataclass(frozen=True)
 class Verdict:
-    """held, not held or inconclusive; the numbers in a sentence; what a figure of them shows."""
+    """held, not held or inconclusive: why; the numbers in a sentence; what a figure shows."""
     word: str
     told: str
     panels: tuple = ()     # (title, x label, y label, {label: {x: (mean, error, seeds)}})
     log_x: bool = False
 
 
+@dataclass(frozen=True)
+class Effect:
+    """What a rule asks to be above 0 by two errors over seeds, and the least that would matter."""
+    found: tuple           # mean, error over seeds
+    matters: float         # in the same unit, above 0
+
+    @property
+    def word(self):
+        """held; not held: less than what matters, by two errors; or inconclusive."""
+        mean, se = self.found
+        if above(self.found) and mean >= self.matters:
+            return "held"
+        return "not held" if mean + 2 * se < self.matters else "inconclusive"
+
+    def seeds(self, n):
+        """Seeds that would decide it, if the mean stayed, from n with this error."""
+        mean, se = self.found
+        room = mean if mean >= self.matters else self.matters - mean
+        return math.ceil(n * (2 * se / room) ** 2)
+
+
 def verdict(holds, rows, told, panels=(), log_x=False, least=3):
-    """The verdict on records of at least `least` seeds; with fewer it is inconclusive."""
-    word = "held" if holds else "not held"
+    """The verdict on records of at least `least` seeds; with fewer it is inconclusive.
+
+    holds: whether the rule holds, or its parts, booleans and Effects. It is held if all are, not
+    held if any is not; else inconclusive, with the seeds that it would need.
+    """
+    parts = holds if isinstance(holds, list) else [bool(holds)]
+    words = [p.word if isinstance(p, Effect) else "held" if p else "not held" for p in parts]
+    word = next((w for w in ("not held", "inconclusive") if w in words), "held")
+    if word == "inconclusive":
+        need = max(p.seeds(seeds_of(rows)) for p, w in zip(parts, words) if w == word)
+        word = f"inconclusive: about {need} seeds would tell, if the means stayed"
     word = word if seeds_of(rows) >= least else f"inconclusive: fewer than {least} seeds"
     return Verdict(word, told, tuple(panels), log_x)
+
+
+def bars(title, y, values):
+    """A panel of a point a label: {label: its values over seeds}."""
+    return title, "", y, {y: {label: (*mean_se(v), len(v)) for label, v in values.items()}}
 
 
 @dataclass(frozen=True)
@@ -117,6 +153,12 @@ class Claim:
     why: str = ""          # what the records show of the reason, where it does not hold here
     source: str = ""       # results/<source>.jsonl, where claims share their runs; else by its id
     needs: tuple = ()      # (key, values): the lines that a seed must have there
+    paper: str = ""        # the figures that the paper gives
+
+    @property
+    def rule(self):
+        """When it is held, in the words of its verdict function."""
+        return " ".join(self.judge.__doc__.split())
 
     def rows(self, name):
         """The records that judge it: of whole seeds."""
@@ -128,22 +170,40 @@ class Claim:
 
 
 def draw_curves(name, panels, log_x=False):
-    """docs/claims/<name>.png of a verdict's panels."""
+    """docs/claims/<name>.png of a verdict's panels: lines with a band of one error over seeds, or,
+    where x are words, points with bars. Told apart by color, marker and dashes.
+    """
+    if not panels:
+        return
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False,
+    rows, wide = (2, 2) if len(panels) == 4 else (1, len(panels))
+    figure, axes = plt.subplots(rows, wide, figsize=(4.6 * wide, 3.6 * rows), squeeze=False,
                                 layout="constrained")
-    for ax, (title, x_label, y_label, lines) in zip(axes[0], panels, strict=True):
-        for (label, points), (color, marker) in zip(lines.items(), itertools.cycle(LOOKS)):
-            x, found = list(points), list(points.values())
-            ax.errorbar(x, [f[0] for f in found], [f[1] for f in found], marker=marker, ms=4,
-                        color=color, capsize=2, label=str(label))
+    for ax, (title, x_label, y_label, lines) in zip(axes.flat, panels, strict=True):
+        words = any(isinstance(x, str) for points in lines.values() for x in points)
+        looks = zip(itertools.cycle(LOOKS), itertools.cycle(("-", "--", ":", "-.")))
+        for (label, points), ((color, marker), dashes) in zip(lines.items(), looks):
+            order = list(points) if words else sorted(points)
+            mean, se = zip(*(points[x][:2] for x in order))
+            look = dict(marker=marker, ms=5, color=color, label=str(label))
+            if words:
+                ax.errorbar(order, mean, se, linestyle="", capsize=3, **look)
+            else:
+                ax.plot(order, mean, linestyle=dashes, **look)
+                ax.fill_between(order, [m - e for m, e in zip(mean, se)],
+                                [m + e for m, e in zip(mean, se)], color=color, alpha=0.2, lw=0)
         ax.set(title=title, xlabel=x_label, ylabel=y_label)
-        if log_x:
+        if words:
+            ax.tick_params(axis="x", rotation=20)
+            ax.margins(x=0.15)
+        elif log_x:
             ax.set_xscale("log")
         if len(lines) > 1:
             ax.legend(fontsize=8)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
     Path("docs/claims").mkdir(parents=True, exist_ok=True)
-    figure.savefig(f"docs/claims/{name}.png", dpi=110)
+    figure.savefig(f"docs/claims/{name}.png", dpi=110, metadata={"Software": None})
     plt.close(figure)

@@ -12,7 +12,7 @@ A unit is a seed of one of the two: 8 minutes on one core; its line is in result
 
 from claims.online import fitted, gather, tuned
 from claims.policies import distilled, load, look
-from claims.records import above, append, complete, missing, told_of, verdict
+from claims.records import Claim, Effect, append, complete, missing, told_of, verdict
 from claims.start import few, points
 from measures import mean_se
 
@@ -45,7 +45,8 @@ def measure(cfg):
 def verdict_repair(rows):
     """held: where the first policy refuses over half of the plain prompts, rounds that show its end
     leave under 20% refused after the last, and rounds that show early snapshots alone leave more,
-    by two errors over those seeds. Inconclusive without three such seeds, both kinds measured.
+    by two errors over those seeds and a tenth. Inconclusive without three such seeds, both kinds
+    measured.
     """
     rows = complete([r for r in rows if r["count"] == COUNT], "shown", SHOWN)
     by = {s: [r for r in rows if r["shown"] == s] for s in SHOWN}
@@ -58,7 +59,7 @@ def verdict_repair(rows):
             told.append(f"{s}: {name.replace('_', ' ')} by round " + ", ".join(way))
     left = {s: [own[i]["rounds"][-1]["refused"] for i in sick] for s, own in by.items()}
     more = [a - b for a, b in zip(left["early"], left["end"], strict=True)]
-    holds = bool(sick) and mean_se(left["end"])[0] < 0.2 and above(mean_se(more))
+    holds = [mean_se(left["end"])[0] < 0.2, Effect(mean_se(more), 0.1)] if sick else False
     told = (f"{len(sick)} of {len(by['end'])} first policies refuse most plain prompts ("
             + ", ".join(points(r["rounds"][0]["refused"]) for r in by["end"]) + "); of these: "
             + "; ".join(told))
@@ -67,3 +68,13 @@ def verdict_repair(rows):
             for r in range(ROUNDS + 1)} for s, own in by.items()})
         for name in ("refused", "gold_helpful")]
     return verdict(holds, [by["end"][i] for i in sick], told, panels)
+
+
+CLAIMS = {
+    "repair": Claim("rounds whose snapshots show a cheat unlearn it, rounds that miss it do not",
+                    "our question on HH 4.5", measure, verdict_repair, 50,
+                    why="one round that shows the cheat ends it (1% refused); it comes back in "
+                        "part (29 ± 17%) and is at 3% after the third. Rounds that miss it end it "
+                        "at first too, but two policies of three refuse again after the third: 66 "
+                        "± 33% is not told from 3% by two errors of three seeds"),
+}

@@ -14,7 +14,8 @@ import collect
 import preference
 from claims.policies import (blocks, distilled, forget, load, look, text_loss, trained_pm,
                              trained_policy)
-from claims.records import above, append, missing, paired, told_of, verdict
+from claims.records import (Claim, Effect, above, append, bars, missing, paired, told_of,
+                            verdict)
 from claims.start import (LR_AFTER, base, few, points, policy, pretrained, test_lines, train_pm,
                           work)
 from common import load_checkpoint, save_checkpoint
@@ -157,12 +158,12 @@ BETAS = {"beta 0": 0.0, "default": 0.03, "beta 0.1": 0.1, "beta 2": 2.0}
 
 def verdict_i05(rows):
     """held: the beta with the best mean gold is neither 0 nor 2, and its gold is above that of both
-    by two errors over paired seeds.
+    by two errors over paired seeds and 0.1.
     """
     by = table(rows)
     best = max(BETAS, key=lambda v: mean_se(column(by, v, "gold"))[0])
-    holds = best not in ("beta 0", "beta 2") and all(
-        above(gap(by, "gold", end, best)) for end in ("beta 0", "beta 2"))
+    holds = [best not in ("beta 0", "beta 2"),
+             *(Effect(gap(by, "gold", end, best), 0.1) for end in ("beta 0", "beta 2"))]
     told = ", ".join(f"beta {b:g}: {told_of(column(by, v, 'gold'))}" for v, b in BETAS.items())
     panels = [("after 32 iterations", "beta (0 drawn at 0.003)", "gold", {"gold": {
         b or 0.003: (*mean_se(column(by, v, "gold")), len(by[v])) for v, b in BETAS.items()}})]
@@ -185,7 +186,10 @@ def verdict_i06(rows):
     ptx, kl = ([repays(v) for v in own] for own in (("ptx 1", "ptx 4"), ("beta 0.1", "beta 2")))
     told = (f"nats a token on text over the base model's {floor:.2f}: distilled {start:+.3f}, "
             f"default {plain:+.3f}, gold {gold:+.2f}; " + "; ".join(told))
-    return verdict(plain > 0 and any(ptx) and not any(kl), by["default"], told)
+    panels = [bars("after 32 iterations", name, {v: column(by, v, key) for v in (
+        "start", "default", "ptx 1", "ptx 4", "beta 0.1", "beta 2")})
+        for key, name in (("tax", "loss on text, nats a token"), ("gold", "gold utility"))]
+    return verdict(plain > 0 and any(ptx) and not any(kl), by["default"], told, panels)
 
 
 def first_half(row, key):
@@ -195,7 +199,8 @@ def first_half(row, key):
 
 def verdict_i07(rows):
     """held: with the critic from the PM the mean score of the run's first half is above that with
-    a fresh critic, by two errors over paired seeds, and averaged weights end with no lower gold.
+    a fresh critic, by two errors over paired seeds and 0.05, and averaged weights end with no lower
+    gold.
     """
     by = table(rows)
     half = {v: [first_half(r, "score") for r in by[v]] for v in
@@ -206,20 +211,24 @@ def verdict_i07(rows):
                       for v, s in half.items()) + " mean score in the first half; gold at the end "
             f"{told_of(column(by, 'default', 'gold'))}, with averaged weights (0.9) "
             f"{told_of(column(by, 'ema 0.9', 'gold'))}")
-    return verdict(above(lead) and ema[0] >= -2 * ema[1], by["default"], told)
+    panels = [bars("first half of the run", "mean PM score", half),
+              bars("at the end", "gold utility", {
+                  v: column(by, v, "gold") for v in ("default", "ema 0.9")})]
+    return verdict([Effect(lead, 0.05), ema[0] >= -2 * ema[1]], by["default"], told, panels)
 
 
 def verdict_h16(rows):
     """held: with no helpful prompts over half of plain prompts are refused at the end and with 0.9
-    fewer by two errors; and in the default run the mean PM score of harmless answers ends above the
-    99% quantile of the PM's own data while that of helpful ones does not, in every seed.
+    fewer by two errors and a tenth; and in the default run the mean PM score of harmless answers
+    ends above the 99% quantile of the PM's own data while that of helpful ones does not, in every
+    seed.
     """
     by, shares = table(rows), {"helpful 0": 0.0, "default": 0.6, "helpful 0.9": 0.9}
     fewer = gap(by, "refused", "helpful 0.9", "helpful 0")
     leaves = [(r["pm_harmless"] > s["data"]["harmless"], r["pm_helpful"] > s["data"]["helpful"])
               for r, s in zip(by["default"], by["start"], strict=True)]
-    holds = (mean_se(column(by, "helpful 0", "refused"))[0] > 0.5 and above(fewer)
-             and all(a and not b for a, b in leaves))
+    holds = [mean_se(column(by, "helpful 0", "refused"))[0] > 0.5, Effect(fewer, 0.1),
+             all(a and not b for a, b in leaves)]
     told = "plain prompts refused: " + ", ".join(
         f"{points(mean_se(column(by, v, 'refused'))[0])} at {s:g} helpful"
         for v, s in shares.items()) + "; PM score at the end less the 99% quantile of its data: " \
@@ -256,8 +265,8 @@ def verdict_k04(rows):
 
 
 def verdict_k07(rows):
-    """held: ECE of the next token on held-out text rises in RL by two errors over seeds, and with
-    the one temperature that suits each policy it rises by half of that or less.
+    """held: ECE of the next token on held-out text rises in RL by two errors over seeds and 0.01,
+    and with the one temperature that suits each policy it rises by half of that or less.
     """
     by = table(rows)
     before, after = (column(by, v, "calibration") for v in ("start", "default"))
@@ -269,13 +278,17 @@ def verdict_k07(rows):
         f"{told_of([c['ece_after'] for c in found], '', 3)}, accuracy "
         f"{points(mean_se([c['accuracy'] for c in found])[0])}"
         for name, found in (("distilled", before), ("after RL", after)))
-    return verdict(above(worse) and left[0] <= worse[0] / 2, by["default"], told)
+    panels = [bars("next token of held-out text", "ECE", {
+        f"{name}, {label}": [c[key] for c in found]
+        for name, found in (("distilled", before), ("after RL", after))
+        for key, label in (("ece", "T = 1"), ("ece_after", "best T"))})]
+    return verdict([Effect(worse, 0.01), left[0] <= worse[0] / 2], by["default"], told, panels)
 
 
 def verdict_k08(rows):
     """held: under annotators who like length answers end longer than under plain ones by two
-    errors over paired seeds, and a reward of length alone brings a quarter or more of the score
-    that their PM gains.
+    errors over paired seeds and a token, and a reward of length alone brings a quarter or more of
+    the score that their PM gains.
     """
     by = table(rows)
     longer = gap(by, "length", "default", "longer")
@@ -285,20 +298,27 @@ def verdict_k08(rows):
             f"{told_of(column(by, 'default', 'length'), '', 1)}); their PM's score rises by "
             f"{gain[0]:.2f}, with a reward of length alone by {alone[0]:.2f} "
             f"({100 * alone[0] / gain[0]:.0f}%)")
-    return verdict(above(longer) and above(gain) and alone[0] >= gain[0] / 4, by["longer"], told)
+    panels = [bars("end of PPO", "tokens an answer", {v: column(by, v, "length") for v in (
+        "start, longer", "default", "longer", "length only")})]
+    return verdict([Effect(longer, 1.0), Effect(gain, 0.1), alone[0] >= gain[0] / 4], by["longer"],
+                   told, panels)
 
 
 def verdict_k10(rows):
     """held: with resets and with a moving anchor both the PM's score and the KL to the first policy
-    end above the default's, by two errors over paired seeds.
+    end above the default's, by two errors over paired seeds, 0.1 and half a nat.
     """
-    by, told, holds = table(rows), [], True
+    by, told, holds = table(rows), [], []
     for variant in ("reset 10", "anchor 0.9"):
         score, kl = (gap(by, k, "default", variant) for k in ("pm", "kl_exact"))
-        holds &= above(score) and above(kl)
+        holds += [Effect(score, 0.1), Effect(kl, 0.5)]
         told.append(f"{variant}: PM score {score[0]:+.2f} ± {score[1]:.2f}, KL {kl[0]:+.2f} ± "
                     f"{kl[1]:.2f}, gold {gap(by, 'gold', 'default', variant)[0]:+.2f}")
-    return verdict(holds, by["default"], "against a fixed reference: " + "; ".join(told))
+    panels = [bars("reference", name, {v: column(by, v, key) for v in (
+        "default", "reset 10", "anchor 0.9")})
+        for key, name in (("pm", "PM score"), ("kl_exact", "KL to the first policy, nats"))]
+    told = "against a fixed reference: " + "; ".join(told)
+    return verdict(holds, by["default"], told, panels)
 
 
 def verdict_k11(rows):
@@ -316,24 +336,83 @@ def verdict_k11(rows):
         tax = paid / mean_se([e["tax"] - s["tax"] for s, e in zip(start, end)])[0]
         holds |= gold >= 0.8 and tax < 0.6
         told.append(f"weight {weight:g}: {points(gold)} of the gain, {points(tax)} of the tax")
-    return verdict(holds and paid_for, end, "; ".join(told))
+    way = {0.0: start, **{w: [e["averages"][i] for e in end] for i, w in
+                          enumerate((0.25, 0.5, 0.75))}, 1.0: end}
+    panels = [("averages of before and after", "weight of after", name, {name: {
+        w: (*mean_se([x[key] for x in own]), len(own)) for w, own in way.items()}})
+        for key, name in (("gold", "gold utility"), ("tax", "loss on text, nats a token"))]
+    return verdict(holds and paid_for, end, "; ".join(told), panels)
 
 
 def verdict_k13(rows):
     """held: PPO on gold itself ends with more gold than the same run on the PM by two errors over
-    paired seeds, its score has not fallen from its best by a tenth of the rise, and its distinct-2
-    (first eight words) falls from the start's by two errors.
+    paired seeds and 0.1, its score has not fallen from its best by a tenth of the rise, and its
+    distinct-2 (first eight words) falls from the start's by two errors and 0.01.
     """
     by = table(rows)
     scores = [[c["score"] for c in r["curve"]] for r in by["gold"]]
     fallen = mean_se([max(s) - s[-1] for s in scores])
     spread = mean_se([max(s) - s[0] for s in scores])[0]
     less = gap(by, "distinct", "gold", "start")
-    holds = above(gap(by, "gold", "over", "gold")) and fallen[0] < 0.1 * spread and above(less)
+    holds = [Effect(gap(by, "gold", "over", "gold"), 0.1), fallen[0] < 0.1 * spread,
+             Effect(less, 0.01)]
     told = (f"gold {told_of(column(by, 'start', 'gold'))} -> {told_of(column(by, 'gold', 'gold'))} "
             f"(on the PM {told_of(column(by, 'over', 'gold'))}) at sqrt(KL) "
             f"{told_of(column(by, 'gold', 'sqrt_kl'), '')}; fallen from the best by "
             f"{100 * fallen[0] / spread:.0f}% of the rise; distinct-2 "
             f"{told_of(column(by, 'start', 'distinct'), '')} -> "
             f"{told_of(column(by, 'gold', 'distinct'), '')}")
-    return verdict(holds, by["gold"], told)
+    panels = [(f"reward: {name}", "iteration", "mean reward", {f"seed {r['seed']}": {
+        4 * i: (c["score"], 0.0, 1) for i, c in enumerate(r["curve"])} for r in by[v]})
+        for v, name in (("gold", "gold"), ("over", "the PM"))]
+    return verdict(holds, by["gold"], told, panels)
+
+
+CLAIMS = {
+    "H16": Claim("in RL the harmless score leaves its data, the helpful one does not; too few "
+                 "helpful prompts give a policy that refuses everything",
+                 "HH 4.4, fig. 14", measure, verdict_h16, 60,
+                 source="rl",
+                 needs=("variant", ("start", "default", "helpful 0",
+                                    "helpful 0.9")),
+                 why="without helpful prompts a third of the plain ones is refused, not half: "
+                     "PM pretraining with foreign answers has taught the PM that an answer "
+                     "must fit its question; and the mean scores stay under the 99% quantile, "
+                     "which the first policy's best answers reach"),
+    "I05": Claim("the KL coefficient has an optimum: 0 and 2 are worse",
+                 "InstructGPT E.6", measure, verdict_i05, 60,
+                 source="rl",
+                 needs=("variant", ("default", "beta 0", "beta 0.1", "beta 2")),
+                 paper="best at 0.01 to 0.02"),
+    "I06": Claim("the pretraining mix repays the tax, a larger KL coefficient does not",
+                 "InstructGPT 4.2, E.6", measure, verdict_i06, 60,
+                 source="rl",
+                 needs=("variant", ("start", "default", "ptx 1", "ptx 4", "beta 0.1",
+                                    "beta 2")),
+                 paper="gamma 27.8 repays it, a beta of 2 does not"),
+    "I07": Claim("a critic that starts from the RM learns sooner than a fresh one; averaged "
+                 "weights cost nothing",
+                 "InstructGPT C.4", measure, verdict_i07, 60,
+                 source="rl", needs=("variant", ("default", "critic fresh", "ema 0.9"))),
+    "K04": Claim("the adaptive coefficient holds its KL target",
+                 "Ziegler et al. 2019, 2.2", measure, verdict_k04, 60,
+                 source="rl", needs=("variant", ("default", "target 2"))),
+    "K07": Claim("calibration worsens in RL; one temperature repairs most of it",
+                 "GPT-4 report, fig. 8", measure, verdict_k07, 60,
+                 source="rl", needs=("variant", ("start", "default")),
+                 paper="ECE 0.007 -> 0.074; a temperature of 2.5 repairs it"),
+    "K08": Claim("reward follows length when annotators like it; a reward of length alone brings "
+                 "part of it",
+                 "Singhal et al. 2023", measure, verdict_k08, 60,
+                 source="rl",
+                 needs=("variant", ("start, longer", "longer", "length only", "default"))),
+    "K10": Claim("reference resets and moving anchors buy reward and cost distance from the start",
+                 "RL with a KL penalty", measure, verdict_k10, 60,
+                 source="rl", needs=("variant", ("default", "reset 10", "anchor 0.9"))),
+    "K11": Claim("averaging weights before and after RLHF trades better than either end",
+                 "Lin et al. 2024", measure, verdict_k11, 60,
+                 source="rl", needs=("variant", ("start", "default"))),
+    "K13": Claim("control: PPO on gold itself does not turn over, and still loses diversity",
+                 "RL with a KL penalty", measure, verdict_k13, 60,
+                 source="rl", needs=("variant", ("start", "over", "gold"))),
+}

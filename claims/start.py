@@ -29,16 +29,28 @@ def work(cfg):
     return Path(cfg.run) / ("quick" if cfg.quick else "claims")
 
 
+def place(cfg, name):
+    """Folder of a model that the run may have; a quick look makes its own where it has none."""
+    folder = Path(cfg.run) / name
+    return work(cfg) / name if cfg.quick and not (folder / "ckpt.pt").exists() else folder
+
+
+def steps_of(cfg, folder):
+    """Pretraining steps of a model there: an eighth of a quick look's own ones."""
+    return few(cfg, cfg.steps) if folder.parent == work(cfg) else cfg.steps
+
+
 def base(cfg, size):
     """Folder of the base model of a size."""
-    folder = Path(cfg.run) / ("pretrain" if size == "toy" else f"pretrain-{size}")
-    pretrain.train(pretrain.Config(out=str(folder), size=size, steps=cfg.steps, device=cfg.device))
+    folder = place(cfg, "pretrain" if size == "toy" else f"pretrain-{size}")
+    pretrain.train(pretrain.Config(out=str(folder), size=size, steps=steps_of(cfg, folder),
+                                   device=cfg.device))
     return str(folder)
 
 
 def policy(cfg):
     """Folder of the distilled policy, which answers in all comparisons."""
-    folder = Path(cfg.run) / "distill"
+    folder = place(cfg, "distill")
     distill.train(distill.Config(init=base(cfg, "toy"), out=str(folder), device=cfg.device))
     return str(folder)
 

@@ -44,6 +44,6 @@ $PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons"
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
     --heldout
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
-$PY eval.py --run "$OUT" --seed "$SEED"
+$PY eval.py --report --run "$OUT" --seed "$SEED"
 echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"
 echo "judge it: $PY feedback.py --policies $OUT/ppo $OUT/online/ppo-2        answers side by side"

@@ -32,7 +32,7 @@ $PY doctor.py "$OUT/variants" || true                        # so little trainin
 $PY sample.py --ckpt "$OUT/distill" --average "$OUT/ppo" --weight 0.5 --out "$OUT/between"
 $PY collect.py --count 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
 $PY collect.py --count 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
-$PY eval.py --run "$OUT" --prompts 32
+$PY eval.py --report --run "$OUT" --prompts 32
 $PY sample.py --ckpt "$OUT/ppo" --prompt "What color is the fox?"
 
 # The path of real data, on the toy world's comparisons and forum in the form of such files.

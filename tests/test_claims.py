@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import eval as report
-from claims import records
+from claims import pages, records
 from claims.distillation import verdict_h01
 from claims.pm_scores import verdict_h04, verdict_h05, verdict_h06, verdict_h07, verdict_h08
 from claims.pm_training import (verdict_h02, verdict_h03, verdict_h14, verdict_h15, verdict_h27,
@@ -196,15 +196,45 @@ def test_every_claim_has_its_row():
 
 def test_the_tables_of_the_readme(here):
     """Of the last report on real data; of the claims that have records, and why one failed."""
-    assert report.hh_table() == "Not measured yet." and report.claims_table().count("\n") == 1
+    assert pages.hh_table() == "Not measured yet."
+    assert pages.claims_table(report.verdicts()).count("\n") == 3
     for right in (0.9, 0.6):
         part = dict(accuracy=right, se=0.03, longer=0.55, shorter=0.45, pairs=200)
         names = ("helpful", "harmless", "all")
         records.append("hh", dict(groups=dict.fromkeys(names, part),
                                   calibration=dict.fromkeys(names, dict(ece=0.02))))
-    assert report.hh_table().count("| 60.0% ± 3.0% | 55.0% | 45.0% | 200 | 0.020 |") == 3
+    assert pages.hh_table().count("| 60.0% ± 3.0% | 55.0% | 45.0% | 200 | 0.020 |") == 3
     for row in h05(gap=0.0):
         records.append("H05", row)
-    table = report.claims_table()
-    assert table.count("| **not held** |") == 1 and "Why: both are calibrated" in table
-    assert table.endswith("| 3 |")
+    done = report.verdicts()
+    table = pages.claims_table(done)
+    assert table.startswith("1 claims measured: 1 not held.")
+    assert "[H05](docs/claims.md#h05)" in table and table.endswith("| **not held** | 3 |")
+    page = pages.claims_page(report.CLAIMS, done, {"H05": ()})
+    assert "**Not held.** helpful: ECE" in page and "Why: both are calibrated" in page
+    assert "Held means: ECE of both under 0.05" in page and "`python eval.py H05`, 3 seeds" in page
+    assert "The paper's figures: the curve lies on" in page and "![" not in page
+
+
+def test_an_effect_is_held_refuted_or_open():
+    """Above 0 by two errors and as large as matters; under what matters by two errors; neither."""
+    effects = {(0.5, 0.1): "held", (0.1, 0.01): "not held", (-0.5, 0.1): "not held",
+               (0.0, 0.05): "not held", (0.5, 0.3): "inconclusive", (0.15, 0.05): "inconclusive",
+               (0.0, 0.2): "inconclusive", (-0.1, 0.2): "inconclusive"}
+    for found, word in effects.items():
+        assert records.Effect(found, 0.2).word == word, found
+    assert records.Effect((0.5, 0.3), 0.2).seeds(3) == 5          # 3 x (0.6 / 0.5)^2 = 4.3
+    assert records.Effect((0.15, 0.05), 0.2).seeds(3) == 12       # 3 x (0.1 / 0.05)^2
+
+
+def test_a_rule_of_parts():
+    """All hold; one fails, whatever is open; else as many seeds as the slowest part needs."""
+    three = [dict(seed=s) for s in SEEDS]
+    yes, no, wide = (records.Effect(f, 0.2) for f in ((0.5, 0.1), (0.0, 0.05), (0.5, 0.3)))
+    wider = records.Effect((0.5, 0.5), 0.2)
+    for parts, word in (([yes, True], "held"), ([yes, False], "not held"), ([no, wide], "not held"),
+                        ([wide, False], "not held"),
+                        ([yes, wide, wider], "inconclusive: about 12 ")):
+        found = records.verdict(parts, three, "x").word
+        assert found == word or word.endswith(" ") and found.startswith(word), parts
+    assert records.verdict([yes], three[:2], "x").word == "inconclusive: fewer than 3 seeds"

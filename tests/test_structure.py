@@ -386,18 +386,20 @@ def test_its_tables_have_their_markers(readme, tmp_path, monkeypatch, capsys):
     (tmp_path / "README.md").write_text(readme)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report.records, "records", lambda name: [dict(prompts=400)])
-    monkeypatch.setattr(report, "over_seeds", lambda rows: rows[0])
-    monkeypatch.setattr(report, "as_markdown", lambda row: "THE TABLE")
-    monkeypatch.setattr(report, "claims_table", lambda: "THE VERDICT")
-    monkeypatch.setattr(report, "hh_table", lambda: "THE REAL DATA")
-    monkeypatch.setattr(report.robustness, "table", lambda rows: "THE RUNS")
+    pages = report.pages
+    monkeypatch.setattr(report, "verdicts", dict)
+    monkeypatch.setattr(pages.report, "over_seeds", lambda rows: rows[0])
+    monkeypatch.setattr(pages.report, "as_markdown", lambda row: "THE TABLE")
+    monkeypatch.setattr(pages, "claims_table", lambda done: "THE VERDICT")
+    monkeypatch.setattr(pages, "hh_table", lambda: "THE REAL DATA")
+    monkeypatch.setattr(pages.robustness, "table", lambda rows: "THE RUNS")
     for name in ("loop", "regimes", "repair"):
-        monkeypatch.setattr(report.loop, f"{name}_table", lambda rows, name=name: f"THE {name}")
+        monkeypatch.setattr(pages.loop, f"{name}_table", lambda rows, name=name: f"THE {name}")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "online.md").write_text((ROOT / "docs" / "online.md").read_text())
     texts = []
     for _ in range(2):
-        report.readme()
+        report.main(report.Config(readme=True))
         texts.append((tmp_path / "README.md").read_text())
         texts.append((tmp_path / "docs" / "online.md").read_text())
     assert texts[:2] == texts[2:]
