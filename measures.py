@@ -391,6 +391,22 @@ def best_of_k(scores, values=None):
     return rows
 
 
+def pass_at_k(right, n, k):
+    """Chance that at least one of k samples passes, of which c of n did: 1 - C(n-c, k) / C(n, k).
+
+    Unbiased for k fresh samples, as 1 - (1 - c/n)^k is not (Chen et al. 2021). right: c of each
+    task; n: samples of each task, or of all. Returns mean and error over tasks. ValueError for k
+    above an n or under 1, and for c outside of 0 .. n.
+    """
+    right, n = arrays(right, np.broadcast_to(n, np.shape(right)))
+    whole = all((x == np.round(x)).all() for x in (right, n)) and k == int(k)
+    if not whole or not 1 <= k <= n.min() or (right < 0).any() or (right > n).any():
+        raise ValueError(f"pass@{k} needs whole 0 <= c <= n of each task and 1 <= k <= n, the "
+                         f"fewest samples are {n.min():g}")
+    return mean_se([1 - math.comb(int(m - c), k) / math.comb(int(m), k)
+                    for c, m in zip(right, n, strict=True)])
+
+
 def best_of_n_kl(n):
     """log n - (n - 1) / n: the most that best of n can move from its base, KL(best || base), nats.
 

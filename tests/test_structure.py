@@ -29,8 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
 ORDER = ("pretrain", "distill", "collect", "preference", "prompts", "sft", "rejection", "ppo",
          "elo", "online", "constitution", "ood")
-PARTS = ("rollout", "control")                         # of stages, without a command of their own
-PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor")  # use any stage, and none uses them
+PARTS = ("rollout", "control", "tasks")                # of stages, without a command of their own
+PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor",
+            "benchmark")                               # use any stage, and none uses them
 PURE = ("common", "model", "attention", "measures", "bradley_terry")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
 PACKAGES = {"torch", "numpy", "tiktoken", "tqdm"}       # at the top of a file
