@@ -220,8 +220,10 @@ class Candidate:
         if "error" in reply:
             name = re.sub(r"\W", "_", str(reply["error"]))[:60] or "_"
             known = getattr(builtins, name, None)
-            known = isinstance(known, type) and issubclass(known, Exception)
-            raise getattr(builtins, name) if known else type(name, (Exception,), {})
+            plain_one = isinstance(known, type) and issubclass(known, (
+                ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError,
+                RuntimeError, TypeError, ValueError)) and not issubclass(known, UnicodeError)
+            raise known if plain_one else type(name, (Exception,), {})
         return ast.literal_eval(reply["value"])
 
     def __call__(self, *args, **named):
@@ -317,7 +319,7 @@ def run(code, check="", entry="", seconds=1.0, memory=256 << 20, layers=2):
 
     code: its text. check: text of the tests, run by the examiner, in which `candidate` calls the
     program's function `entry`; arguments and results are literals. seconds: wall-clock time from
-    when the cell stands. memory: bytes of addresses, Python's own 60 MiB among them. layers: fewer
+    when the cell stands. memory: bytes of addresses, Python's own 25 MiB among them. layers: fewer
     than 2 is for tests of what holds alone: 1 without the filter of calls, 0 without limits too.
 
     ValueError, and nothing ran, where there are no such namespaces.
