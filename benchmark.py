@@ -105,9 +105,10 @@ def part_of(kind, path, count, seed):
 
 def parts_of(cfg):
     """All Parts. UserError if there is none."""
-    named = {kind: [x for x in getattr(cfg, kind).split(",") if x] for kind in READERS}
+    named = dict(arc=cfg.arc, lambada=cfg.lambada, truthfulqa=cfg.truthfulqa,
+                 humaneval=cfg.humaneval)
     parts = [part_of(kind, path, cfg.count, cfg.seed) for kind, paths in named.items()
-             for path in paths]
+             for path in paths.split(",") if path]
     if not parts:
         raise UserError("name a file: --arc, --lambada, --truthfulqa or --humaneval")
     return parts

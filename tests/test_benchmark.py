@@ -2,6 +2,7 @@
 """
 
 import itertools
+import json
 import math
 from types import SimpleNamespace
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import benchmark
 import tasks
+from common import UserError, keyed, save_checkpoint
 from data.tokenizer import Tokenizer
 from measures import best_of_k, pass_at_k
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, pack
 from tasks import (chance, choice_prompt, cloze, divided, drawn, judged, multiple_choice,
                    of_choices, of_cloze, programs, share)
 
@@ -290,3 +293,107 @@ def test_the_context_holds_prompt_and_answer(model):
     for new, used in ((4, 1), (5, 0)):
         rows, counts = programs(model, TOK, [[1] * 60], lambda i, text: True, 2, new, 0)
         assert len(rows) == counts["used"] == used
+
+
+# ---------------------------------------------------------------- the program
+
+HUMAN = dict(task_id="t", prompt="def f(x):\n    ''' Twice. '''\n", entry_point="f",
+             canonical_solution="    return 2 * x\n", test="def check(f):\n    assert f(2) == 4\n")
+
+
+@pytest.fixture
+def files(tmp_path, model):
+    """Two checkpoints and a small file of each kind."""
+    other = GPT(GPTConfig(TOK.vocab, 64, 2, 2, 20))
+    for name, one in (("a", model), ("b", other)):
+        save_checkpoint(tmp_path / f"{name}.pt", **pack(one, TOK))
+    rows = dict(arc=[dict(query=f"Q{i}?", choices=["a", "bb", "c"], gold=i % 3) for i in range(40)],
+                lambada=[dict(context=f"It is {i}", continuation="x") for i in range(40)],
+                humaneval=[HUMAN])
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    (tmp_path / "truthfulqa.csv").write_text("Question,Best Answer,Incorrect Answers\n" + "".join(
+        f"Who {i}?,me,you;he\n" for i in range(40)))
+    return tmp_path
+
+
+def report(files, *kinds, **knobs):
+    named = {k: str(next(files.glob(f"{k}.*"))) for k in kinds}
+    knobs = {**dict(ckpt=f"{files}/a.pt,{files}/b.pt", out=str(files / "out"), device="cpu"),
+             **named, **knobs}
+    benchmark.main(benchmark.Config(**knobs))
+    return json.loads((files / "out" / "benchmark.json").read_text())
+
+
+def test_the_report(files, model, capsys):
+    """Its numbers are those of tasks.py on the drawn items; the table has them; counts add up."""
+    out = report(files, "arc", "lambada", "truthfulqa", shots="0,1", count=20)
+    assert [(r["ckpt"][-4:], r["task"], r["shots"]) for r in out["results"]] == [
+        (c, t, n) for c in ("a.pt", "b.pt") for t in ("arc", "lambada", "truthfulqa")
+        for n in (0, 1)]
+    arc = [json.loads(x) for x in (files / "arc.jsonl").read_text().splitlines()]
+    examples, test = divided(arc)
+    counts = out["files"][str(files / "arc.jsonl")]
+    assert (counts["examples"], counts["measured"], counts["not_drawn"]) == (4, 20, 16)
+    kept = sorted(keyed(0, "count").permutation(36)[:20].tolist())
+    rows, _ = multiple_choice(model, TOK, [test[i] for i in kept], 1, examples)
+    row = out["results"][1]
+    assert row["values"]["accuracy"] == pytest.approx(of_choices(rows)["sum"])
+    assert row["values"]["accuracy_byte"] == pytest.approx(of_choices(rows)["byte"])
+    assert row["values"]["chance"][0] == pytest.approx(1 / 3) and row["change"] == {}
+    table = (files / "out" / "benchmark.md").read_text()
+    value, se = row["values"]["accuracy"]
+    assert f"{value:.1%} ± {se:.1%}" in table and "33.3%" in table and "perplexity" in table
+    assert table in capsys.readouterr().out
+
+
+def test_change_is_paired(files):
+    """To the first checkpoint, item by item; none fits in its own line, without a number."""
+    a, b = {1: 1.0, 2: 0.0, 3: 1.0}, {2: 1.0, 3: 1.0, 4: 0.0}
+    assert benchmark.change(dict(x=b), dict(x=a)) == {"x": (pytest.approx(0.5), pytest.approx(0.5))}
+    assert benchmark.change(dict(x={9: 1}), dict(x=a)) == {}
+    (files / "arc.jsonl").write_text(json.dumps(dict(ITEM, query="q" * 99)) + "\n")
+    out = report(files, "arc")
+    assert [r["values"] for r in out["results"]] == [{}, {}]
+    assert "none fits" in (files / "out" / "benchmark.md").read_text()
+
+
+def test_chat_asks_dialogues(files):
+    plain, chat = (report(files, "arc", chat=c)["results"][0]["values"]["p"] for c in (False, True))
+    assert plain != chat
+
+
+def test_programs_are_run_in_cells(files, monkeypatch):
+    """What goes to the cell is the item and the sample; pass@k of what comes back."""
+    ran = []
+    monkeypatch.setattr(benchmark.sandbox, "run", lambda code: ran.append(code) or "passed")
+    monkeypatch.setattr(benchmark.sandbox, "solve", lambda item, text, seconds: ran.append(
+        (item, text, seconds)) or ("passed" if len(ran) % 2 else "timeout"))
+    out = report(files, "humaneval", ckpt=f"{files}/a.pt", samples=4, k="1,2", new=9, seconds=2.0)
+    assert ran[0] == "" and len(ran) == 5 and {x[2] for x in ran[1:]} == {2.0}
+    assert all(x[0] == HUMAN for x in ran[1:]) and len({x[1] for x in ran[1:]}) > 1
+    row, = out["results"]
+    assert row["values"]["pass@1"] == [0.5, 0]
+    assert row["values"]["pass@2"][0] == pytest.approx(5 / 6)
+    assert row["counts"]["outcomes"] == {"passed": 2, "timeout": 2}
+
+
+@pytest.mark.parametrize("kinds, knobs, told", [
+    ((), {}, "name a file: --arc"), (("arc",), dict(shots="0,x"), "--shots 0,x: whole numbers"),
+    (("arc",), dict(shots="-1"), "--shots -1"), (("arc",), dict(ckpt=","), "--ckpt: name one"),
+    (("arc",), dict(shots="5"), "5 examples a prompt are asked for, 4 are there"),
+    (("humaneval",), dict(k="0"), "--k 0"),
+    (("humaneval",), dict(k="20"), "--samples 10: at least"),
+    (("arc",), dict(arc="nowhere.jsonl"), "nowhere.jsonl"),
+    (("arc",), dict(ckpt="nowhere.pt"), "nowhere.pt: no checkpoint")])
+def test_what_does_not_fit_is_refused(files, kinds, knobs, told):
+    with pytest.raises((UserError, OSError), match=told) as error:
+        report(files, *kinds, **knobs)
+    assert "\n" not in str(error.value) and not (files / "out").exists()
+
+
+def test_a_machine_without_cells_is_refused_first(files, monkeypatch):
+    monkeypatch.setattr(benchmark.sandbox.sys, "platform", "darwin")
+    monkeypatch.setattr(benchmark, "load_source", lambda *a, **k: pytest.fail("too late"))
+    with pytest.raises(UserError, match="only in Linux namespaces.*darwin"):
+        report(files, "humaneval")
