@@ -106,10 +106,12 @@ def test_share_of_a_hit():
 
 
 def test_three_ways_to_be_the_likeliest():
-    """Sums -2, -3, -4: by tokens -2, -1, -4/3; by bytes (é has two) -1, -3/4, -1/2."""
+    """Sums -2, -3, -4: by tokens -2, -1, -4/3; by bytes -1, -3/4, -1/2."""
     for gold, norm in enumerate(("sum", "token", "byte")):
         row = judged([-2.0, -3.0, -4.0], [1, 3, 3], ["ab", "éab", "abcdefgh"], gold)
         assert row["hits"] == {k: float(k == norm) for k in ("sum", "token", "byte")}
+    assert judged([-2.0, -3.0], [1, 1], ["ab", "éa"], 1)["hits"]["byte"] == 0.5   # 2 and 3 bytes
+    row = judged([-2.0, -3.0, -4.0], [1, 3, 3], ["ab", "éab", "abcdefgh"], 2)
     odds = [math.exp(-x) for x in (2, 3, 4)]
     assert row["p"] == pytest.approx([x / sum(odds) for x in odds])
     rows = [judged([-1.0, -2.0], [1, 1], ["a", "b"], g) for g in (0, 1, 0, 0)]
