@@ -1,4 +1,12 @@
 """Multiple choice, cloze and programs by fake models, by hand and by a real model row by row.
+
+Proved alive by: pass@k of k - 1; a tie as the first one's; characters for bytes, choices for tokens;
+examples that share the question, or are the item; a log-prob or its mask one token early, rows in
+the order of lengths; a choice or a continuation without its room, prompts with too many examples,
+`fewer` not counted, room one too small; no blank before a choice or a continuation, "Question: " in
+a dialogue; a hit by the first token, perplexity a token, p of means; samples alike for all items or
+of another item; examples that are measured, a change turned round, --chat unread, one norm for
+another, cells not tried first, any outcome but "failed" as passed.
 """
 
 import itertools
@@ -283,6 +291,8 @@ def test_programs_count_what_passes(model):
     assert [r["right"] for r in rows] == [0, 4, 0, 2, 0]
     assert seen == [(r["item"], text) for r in rows for text in r["texts"]]
     assert all(len({*r["texts"]}) > 1 for r in rows)
+    twice, _ = programs(model, TOK, prompts[:1] * 2, passes, 4, 9, 0, "test")
+    assert twice[0]["texts"] == rows[0]["texts"] and not {*twice[0]["texts"]} & {*twice[1]["texts"]}
     again, _ = programs(model, TOK, prompts, passes, 4, 9, 0, "test", rows=4)
     assert [r["texts"] for r in again] == [r["texts"] for r in rows]
     other, _ = programs(model, TOK, prompts, passes, 4, 9, 1, "test")
