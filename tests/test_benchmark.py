@@ -1,6 +1,6 @@
 """Multiple choice, cloze and programs by fake models, by hand and by a real model row by row.
 
-Proved alive by: pass@k of k - 1; a tie as the first one's; characters for bytes, choices for tokens;
+Proved alive by: pass@k of k - 1; a tie as the first one's; characters for bytes, no tokens;
 examples that share the question, or are the item; a log-prob or its mask one token early, rows in
 the order of lengths; a choice or a continuation without its room, prompts with too many examples,
 `fewer` not counted, room one too small; no blank before a choice or a continuation, "Question: " in
@@ -22,7 +22,7 @@ import benchmark
 import tasks
 from common import UserError, keyed, save_checkpoint
 from data.tokenizer import Tokenizer
-from measures import best_of_k, pass_at_k
+from measures import best_of_k, mean_se, pass_at_k
 from model import GPT, GPTConfig, pack
 from tasks import (chance, choice_prompt, cloze, divided, drawn, judged, multiple_choice,
                    of_choices, of_cloze, programs, share)
@@ -353,6 +353,11 @@ def test_the_report(files, model, capsys):
     assert row["values"]["accuracy"] == pytest.approx(of_choices(rows)["sum"])
     assert row["values"]["accuracy_byte"] == pytest.approx(of_choices(rows)["byte"])
     assert row["values"]["chance"][0] == pytest.approx(1 / 3) and row["change"] == {}
+    other = GPT(GPTConfig(TOK.vocab, 64, 2, 2, 20)).eval()
+    theirs, _ = multiple_choice(other, TOK, [test[i] for i in kept], 1, examples)
+    for name, norm in (("accuracy", "sum"), ("accuracy_byte", "byte")):
+        gaps = [y["hits"][norm] - x["hits"][norm] for x, y in zip(rows, theirs, strict=True)]
+        assert out["results"][7]["change"][name] == pytest.approx(mean_se(gaps))
     table = (files / "out" / "benchmark.md").read_text()
     value, se = row["values"]["accuracy"]
     assert f"{value:.1%} ± {se:.1%}" in table and "33.3%" in table and "perplexity" in table
