@@ -321,6 +321,8 @@ def test_a_check(cell):
     assert cell("def f(x):\n    import os; os._exit(0)", CHECK, "f") == "failed: SystemExit"
     assert cell("def f(x): return (i for i in [x])", CHECK, "f") == "failed: TypeError"
     assert cell("import ctypes\ndef f(x): ctypes.string_at(0)", CHECK, "f") == "killed"
+    flood = "import os\ndef f(x):\n    while True: os.write(101, b'x' * 4096)"
+    assert cell(flood, CHECK, "f") == "failed: OverflowError"
 
 
 def test_checks_see_values_and_exceptions(cell):
