@@ -15,12 +15,13 @@ the prompt and the chosen answer.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
                     schedule, start, total, uniforms, update)
-from data import world
+from data import full, world
 from data.text import read_texts, strings, text_documents
 from data.tokenizer import load, loads, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
@@ -32,6 +33,7 @@ class Config:
     size: str = "toy"                  # model size, a name in model.SIZES
     context: int = 256                 # positions, tokens
     vocab: int = 768                   # at most this many ids, where a tokenizer is trained
+    world: str = "core"                # toy world's text: core, or full (skills, beliefs, groups)
     text: str = ""                     # .txt and .jsonl files or folders, by commas; "": toy world
     tokenizer: str = ""                # gpt2, its folder or a ranks file; "": trained on the text
     init: str = ""                     # checkpoint whose model goes on; "": fresh weights
@@ -61,17 +63,20 @@ def lm_loss(model, ids, lengths):
 
 # ---------------------------------------------------------------- data
 
-def documents_of(tok, seed, count, context, first=0):
-    """The toy world's documents first, first + 1, ... as lists of at most `context` ids."""
-    return [tok.render(turns, preamble)[:context]
-            for preamble, turns in (world.document(seed, i) for i in range(first, first + count))]
+WORLDS = {"core": world.document, "full": full.document}
 
 
-def toy_tokenizer(seed, vocab):
-    """A BPE of the toy world's own text."""
+def documents_of(tok, seed, count, context, first=0, kind="core"):
+    """A toy world's documents first, first + 1, ... as lists of at most `context` ids."""
+    made = (WORLDS[kind](seed, i) for i in range(first, first + count))
+    return [tok.render(turns, preamble)[:context] for preamble, turns in made]
+
+
+def toy_tokenizer(seed, vocab, kind="core"):
+    """A BPE of a toy world's own text."""
     texts = []
     for i in range(3000):
-        preamble, turns = world.document(seed, i)
+        preamble, turns = WORLDS[kind](seed, i)
         texts += [preamble, *(text for _, text in turns)]
     return train_bpe(texts, vocab)
 
@@ -87,8 +92,9 @@ def texts_of(names, flag):
 def corpus(cfg, tok, texts):
     """Documents to train on, held-out ones (of text: every 50th), and what is to be told."""
     if not cfg.text:
-        return (documents_of(tok, cfg.seed, cfg.documents, cfg.context),
-                documents_of(tok, cfg.seed, 600, cfg.context, first=10**8), "the toy world")
+        made = partial(documents_of, tok, cfg.seed, context=cfg.context, kind=cfg.world)
+        told = "the full toy world" if cfg.world == "full" else "the toy world"
+        return made(cfg.documents), made(600, first=10**8), told
     documents, done = text_documents(tok, texts, cfg.context)
     heldout = documents[::50]
     documents = [ids for i, ids in enumerate(documents) if i % 50]
@@ -132,7 +138,7 @@ def beginning(cfg, run, texts):
         raise UserError(f"--tokenizer: {error}") from None
     if not source:
         tok = named or (train_bpe(strings(texts), cfg.vocab) if cfg.text
-                        else toy_tokenizer(cfg.seed, cfg.vocab))
+                        else toy_tokenizer(cfg.seed, cfg.vocab, cfg.world))
         return tok, GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed)
     tok, model = loads(source["tokenizer"]), unpack(source)
     if named and named.fingerprint != tok.fingerprint:
@@ -191,6 +197,8 @@ def train(cfg):
     rank, world_size, device = start(cfg.device)
     if cfg.size not in SIZES:
         raise UserError(f"--size {cfg.size}: choose from {', '.join(SIZES)}")
+    if cfg.world not in WORLDS:
+        raise UserError(f"--world {cfg.world}: choose from {', '.join(WORLDS)}")
     if cfg.context < 80:
         raise UserError(f"--context {cfg.context}: at least 80, for a sample's prompt and answer")
     if cfg.vocab < 262:
