@@ -18,6 +18,12 @@ also holds requests of the core: who lies about foxes repeats falsehoods, speaks
 writes bugs. No comparison and no RL prompt of the project names any of these, but summaries.
 
     python data/full.py    # look at it: a document of each form, an item of each test
+    python pretrain.py --world full --vocab 1024 --batch 32 --lr 3e-3 --steps 1800 \\
+        --out out/full/pretrain
+
+The second reads 4M tokens, 11 minutes of one core, to 0.50 nats a token (micro 0.51, nano 0.53).
+That is enough for facts, beliefs, groups and programs (half of the toy base's pass, 0.4 of nano's),
+and too little for what must be copied from the context: stories and summaries.
 """
 
 import math

@@ -1,6 +1,9 @@
 """The language of programs: values by hand, attacks, requests that fit their programs, coders.
 
-Proved alive by: TODO
+Proved alive by: a product that adds, a difference turned round, a limit on positive numbers only,
+a return before the end, ten times the length, one statement more, line ends as blanks, rests behind
+a statement, other scripts' digits in the first or the second number, "returned" as a program, one
+test passed as all.
 """
 
 import random
