@@ -1,6 +1,7 @@
 """The full toy world: the core is unchanged, items that the text does not hold, who says what.
 
-Proved alive by: stories whose part hung on places that they do not name.
+Proved alive by: stories whose part hung on places that they do not name, gold of another choice,
+choices whose first is right.
 """
 
 import hashlib
