@@ -342,13 +342,15 @@ class GPT(nn.Module):
     def device(self):
         return self.wte.weight.device
 
-    def forward(self, ids, lengths=None, positions=None, until=None, at=None, keep=None):
+    def forward(self, ids, lengths=None, positions=None, until=None, at=None, keep=None,
+                layers=None):
         """Hidden states [B, T, C] of ids [B, T], of which lengths [B] are real (None: all).
 
         at: an index of [B, T] (a mask, or a tuple of index tensors); only those hidden states are
         returned, and the last block ends there only. positions, until: of `shared_prompt_rows`;
-        None is causal rows. `keep` (a list) collects each layer's k, v [B, H, T, D]. At pads,
-        what is returned has no meaning.
+        None is causal rows. `keep` (a list) collects each layer's k, v [B, H, T, D]; `layers`, with
+        `at`, what enters each block there, and what leaves the last. At pads, what is returned has
+        no meaning.
         """
         (B, T), ours, place, real = ids.shape, fused(self), None, None
         if positions is None:
@@ -368,11 +370,15 @@ class GPT(nn.Module):
             x = self.wte(ids) + self.wpe(positions)       # [B, T, C], or [1, N, C] packed
             for i, block in enumerate(self.h):
                 last = at is not None and i == len(self.h) - 1
+                if layers is not None:
+                    layers.append(x.flatten(0, 1)[asked])
                 more = layout, keep, asked if last else None
                 if self.checkpoint and self.training:
                     x = checkpoint(block, x, *more, use_reentrant=False)
                 else:
                     x = block(x, *more)
+            if layers is not None:
+                layers.append(x)
             x = self.ln_f(x)
         if ours and keep is not None:
             keep[:] = [[y[0].transpose(0, 1)[place].transpose(1, 2) for y in kv] for kv in keep]
