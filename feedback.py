@@ -7,12 +7,14 @@ or from two. In the helpful task the better one is picked, in red-teaming the mo
     python feedback.py --policies out/laptop/distill out/laptop/ppo     prints the page's address
     python feedback.py --policies out/laptop/ppo --best 16           one side: the PM's best of 16
     python feedback.py --policies out/laptop/ppo --terminal             the same without a browser
+    python feedback.py --policies out/laptop/ppo --guard out/laptop/guard    declines (ood.py)
     python preference.py --init out/laptop/pm --pairs 0 --data out/laptop/feedback --out out/mine
 
 Each choice is a comparison line in OUT/comparisons.jsonl, on the disk before the page is told;
 the weakest choices and ties go to OUT/weak.jsonl. With --best the answers appear only when both
-are complete, so that waiting tells nothing (HH B.5). Wins between policies become Elo scores as
-they come (elo.py). One process writes to an OUT; Ctrl-C stops it, the same command goes on.
+are complete, so that waiting tells nothing (HH B.5). With --guard a message that is out of
+distribution is declined before anything is generated, and nothing of it is stored. Wins between
+policies become Elo scores as they come (elo.py). One process writes to an OUT; Ctrl-C stops it, the same command goes on.
 
 The address is this machine's alone. Any other --host is for those who have the token in the printed
 URL, over a network where nobody listens in: there is no encryption. Starts in seconds; an answer of
@@ -40,6 +42,7 @@ from data.screen import Stream, columns, printable
 from data.tokenizer import Tokenizer, fit, loads
 from data.web import Refused, Server
 from elo import wins_of
+from guard import load as load_guard
 from model import GPT, generate, unpack
 from rollout import pm_scores, ranking
 
@@ -61,6 +64,7 @@ class Config:
     best: int = 1                      # answers of which one side shows the best by pm; 1: no pm
     both: bool = False                 # of best: both sides do
     pm: str = "out/laptop/pm"          # of best: the preference model that picks
+    guard: str = ""                    # guard of ood.py, which declines messages unlike its own
     new: int = 40                      # tokens of an answer at most
     temperature: float = 1.0           # sampling temperature, 0.01 to 100
     top_p: float = 1.0                 # sample from the smallest set of tokens that has this mass
@@ -128,8 +132,9 @@ class Speaker:
 class Panel:
     """The policies that answer, and the preference model that picks; what data/desk.py asks of."""
 
-    def __init__(self, cfg, speakers, pm=None):
+    def __init__(self, cfg, speakers, pm=None, guard=None):
         self.cfg, self.speakers, self.pm = cfg, speakers, pm
+        self.guard, self.declined = guard, 0
         self.names = [speaker.name for speaker in speakers]
         models = [speaker.model for speaker in speakers] + [pm] * bool(pm)
         self.room = min(m.config.n_ctx for m in models) - cfg.new - 1    # 1: the PM's <|eoc|>
@@ -148,9 +153,16 @@ class Panel:
         return any(best > 1 for _, best, _ in job.plan)
 
     def prepare(self, name, turn, turns):
-        """[(policy, best of how many, prompt's ids)] of side A and of side B."""
+        """[(policy, best of how many, prompt's ids)] of side A and of side B.
+
+        Refused if the guard declines the message.
+        """
         players = players_of(self.cfg, len(self.speakers), name, turn)
-        return [(policy, best, self.prompt(policy, turns)) for policy, best in players]
+        plan = [(policy, best, self.prompt(policy, turns)) for policy, best in players]
+        if self.guard and (refusal := self.guard.refusal(turns)):
+            self.declined += 1
+            raise Refused(422, refusal)
+        return plan
 
     def prompt(self, policy, turns):
         """Ids of as much of the talk as fits. A question and its answer take 4 ids at least."""
@@ -211,11 +223,12 @@ def load(cfg):
     device, sources = device_of(cfg.device), {x: load_source(x, scalar=False) for x in names}
     speakers = [Speaker(x, loads(it["tokenizer"]), unpack(it, device).eval())
                 for x, it in sources.items()]
+    guard = load_guard(cfg.guard, device) if cfg.guard else None
     if cfg.best == 1:
-        return Panel(cfg, speakers)
+        return Panel(cfg, speakers, guard=guard)
     content = load_source(cfg.pm, scalar=True)
     need_one_vocabulary(cfg.pm, content, sources)
-    return Panel(cfg, speakers, unpack(content, device).eval())
+    return Panel(cfg, speakers, unpack(content, device).eval(), guard)
 
 
 # ---------------------------------------------------------------- the terminal
@@ -322,7 +335,8 @@ def main(cfg):
     finally:
         desk.stop()
         told = ", ".join(f"{kind} {n}" for kind, n in store.counts().items())
-        say(f"{store.folder}: choices stored: {len(store.known)} ({told})")
+        say(f"{store.folder}: choices stored: {len(store.known)} ({told})"
+            + (f"; messages declined: {panel.declined}" if cfg.guard else ""))
 
 
 if __name__ == "__main__":

@@ -204,8 +204,8 @@ def over_splits(cfg, x):
             found.setdefault(name, []).append(numbers)
             told = scores if name == "relative" else told
     spread = {name: {k: [r[k] for r in many] for k in many[0]} for name, many in found.items()}
-    return {name: {**{k: float(np.mean(v)) for k, v in columns.items()},
-                   **{f"{k}_sd": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0
+    return {name: {**{k: round(float(np.mean(v)), 5) for k, v in columns.items()},
+                   **{f"{k}_sd": round(float(np.std(v, ddof=1)), 5) if len(v) > 1 else 0.0
                       for k, v in columns.items()}} for name, columns in spread.items()}, told
 
 
@@ -261,26 +261,31 @@ def draw(results, file):
 
 # ---------------------------------------------------------------- the two programs
 
+def layers_of(cfg, tok, model, sets):
+    """[{layer, found, scores}] of a checkpoint: what `over_splits` finds; tells what it can't."""
+    x, rows = activations_of(cfg, tok, model, sets), []
+    for layer in range(model.config.n_layer + 1):
+        try:
+            found, scores = over_splits(cfg, {side: own[layer] for side, own in x.items()})
+            rows.append(dict(layer=layer, found=found, scores=scores))
+        except ValueError as error:
+            print(f"layer {layer} is left out: {error}")
+    if not rows:
+        raise UserError("no layer can be measured")
+    return rows
+
+
 def evaluate(cfg, run, sources, sets):
     """All layers of all checkpoints -> ood.json, ood.png."""
     results = {}
     for name, (tok, model) in sources.items():
-        x, rows = activations_of(cfg, tok, model, sets), []
-        for layer in range(model.config.n_layer + 1):
-            try:
-                found, scores = over_splits(cfg, {side: own[layer] for side, own in x.items()})
-                rows.append(dict(layer=layer, found=found, scores=scores))
-            except ValueError as error:
-                print(f"{name}: layer {layer} is left out: {error}")
-        if not rows:
-            raise UserError(f"{name}: no layer can be measured")
-        results[name] = rows
-        print(as_text(name, rows), flush=True)
+        results[name] = layers_of(cfg, tok, model, sets)
+        print(as_text(name, results[name]), flush=True)
     picture = io.BytesIO()
     draw(results, picture)
-    told = dict(prompts={side: len(found) for side, found in sets.items()}, checkpoints={
-        name: [dict(layer=r["layer"], **r["found"]) for r in rows]
-        for name, rows in results.items()})
+    told = dict(config=run.config, prompts={side: len(found) for side, found in sets.items()},
+                checkpoints={name: [dict(layer=r["layer"], **r["found"]) for r in rows]
+                             for name, rows in results.items()})
     for name, content in (("ood.json", json.dumps(told, indent=1).encode()),
                           ("ood.png", picture.getvalue())):
         write_atomically(run.dir / name, lambda f, content=content: f.write(content))

@@ -5,12 +5,15 @@
     python sample.py --ckpt out/laptop/ppo --prompt "What does the fox eat?"   one answer, no more
     python sample.py --ckpt out/laptop/distill --compare out/laptop/ppo   two columns
     python sample.py --ckpt out/laptop/ppo < questions.txt                one answer a line
+    python sample.py --ckpt out/laptop/ppo --guard out/laptop/guard       declines what is unlike
     python sample.py --ckpt out/laptop/ppo --export FOLDER                for transformers
     python sample.py --import-hf FOLDER --tokenizer gpt2 --out out/gpt2   GPT-2, for an --init
     python sample.py --ckpt out/laptop/distill --average out/laptop/ppo --out out/half
 
 In a chat /reset forgets the conversation; /quit, Ctrl-D and Ctrl-C leave. With --compare each
 model goes on from its OWN answers: the conversations share the person's messages, nothing else.
+With --guard (ood.py makes one) a message that is out of distribution is declined before anything
+is generated, for all models if in one's conversation, and leaves no trace in the history.
 
 What is typed is content: `Tokenizer.render` encodes it without special tokens, so no text can
 forge a turn. The random numbers are a function of (seed, "sample", turn): the same chat gives the
@@ -27,6 +30,7 @@ from common import Run, UserError, device_of, entry, load_source, uniforms
 from data import hf, tokenizer, world
 from data.screen import Stream, columns, printable
 from data.tokenizer import Tokenizer, loads
+from guard import load as load_guard
 from model import GPT, averaged, generate, pack, unpack
 
 
@@ -35,6 +39,7 @@ class Config:
     ckpt: str = "out/laptop/ppo"       # checkpoint to talk to: a stage's folder, or a file
     compare: str = ""                  # second checkpoint, answers side by side
     prompt: str = ""                   # answer this message and stop; empty: a chat
+    guard: str = ""                    # guard of ood.py, which declines messages unlike its own
     hhh: bool = False                  # put the toy world's HHH prompt (HH A.1) in front
     new: int = 40                      # tokens of an answer at most
     temperature: float = 1.0           # sampling temperature, 0.01 to 100
@@ -106,11 +111,27 @@ def answer(cfg, speaker, ids, turn, write):
     return stream.text, tokens[0, lengths[0] - 1].item() in tok.stops
 
 
-def exchange(cfg, speakers, message, turn, label=""):
-    """A message and its answers: printed, a single one as it comes; then part of the histories."""
+def refused(cfg, speakers, message, guard):
+    """Why the guard declines a message in one of the conversations; "" if in none, or no guard.
+
+    It is told what was said here, without the HHH prompt.
+    """
+    given = len(world.hhh_prompt()[1]) if cfg.hhh else 0
+    found = [guard.refusal([*s.turns[given:], ("human", message)]) for s in speakers if guard]
+    return next(filter(None, found), "")
+
+
+def exchange(cfg, speakers, message, turn, label="", guard=None):
+    """A message and its answers: printed, a single one as it comes; then part of the histories.
+
+    False if it was declined: then it is no part of them.
+    """
     prompts = [ids_of(cfg, s, message) for s in speakers]  # all must fit before one answers
     alone, cells = len(speakers) == 1, []
     say(label)
+    if refusal := refused(cfg, speakers, message, guard):
+        say(f"[{refusal}]\n")
+        return False
     for speaker, ids in zip(speakers, prompts, strict=True):
         text, ended = answer(cfg, speaker, ids, turn, say if alone else lambda piece: None)
         speaker.turns = [*speaker.turns, ("human", message), ("assistant", text)]
@@ -124,13 +145,14 @@ def exchange(cfg, speakers, message, turn, label=""):
         note(*after)
     else:
         say(columns(cells, shutil.get_terminal_size().columns) + "\n")
+    return True
 
 
-def chat(cfg, speakers):
+def chat(cfg, speakers, guard=None):
     """Messages from the terminal, or the lines of a pipe, until the input ends."""
     person = sys.stdin.isatty()
     labels = ("\nHuman: ", "\nAssistant: " if len(speakers) == 1 else "\n") if person else ("", "")
-    first, turn = [s.turns for s in speakers], 0
+    first, turn, declined = [s.turns for s in speakers], 0, 0
     if person:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - arrow keys
@@ -139,19 +161,23 @@ def chat(cfg, speakers):
         try:
             message = input(labels[0]).strip()
         except EOFError:
-            return note("") if person else None
+            note(*[""] * person)
+            break
         if message == "/quit":
-            return
+            break
         if message == "/reset":
             for speaker, turns in zip(speakers, first, strict=True):
                 speaker.turns = turns
             note("a new conversation")
         elif message:
             try:
-                exchange(cfg, speakers, message, turn, labels[1])
-                turn += 1  # goes on over /reset: the same question again gets another answer
+                answered = exchange(cfg, speakers, message, turn, labels[1], guard)
+                turn += answered  # goes on over /reset: the same question again, another answer
+                declined += not answered
             except UserError as error:
                 note(f"{error}; /reset starts anew")
+    if guard:
+        note(f"declined: {declined} of {turn + declined} messages")
 
 
 def say(text):
@@ -231,10 +257,11 @@ def main(cfg):
         return jobs[0](cfg)
     try:
         speakers = [load(cfg, path) for path in (cfg.ckpt, *filter(None, [cfg.compare]))]
+        guard = load_guard(cfg.guard, device_of(cfg.device)) if cfg.guard else None
         if cfg.prompt:
-            exchange(cfg, speakers, cfg.prompt.strip(), turn=0)
+            exchange(cfg, speakers, cfg.prompt.strip(), turn=0, guard=guard)
         elif sys.stdin:
-            chat(cfg, speakers)
+            chat(cfg, speakers, guard)
     except KeyboardInterrupt:
         note("")
         sys.exit(130 if cfg.prompt else 0)

@@ -3,7 +3,8 @@
 A message of a talk is answered twice by a panel, whose policies and models this file doesn't know:
 
     panel.names                         the policies that answer
-    panel.prepare(name, turn, turns)    what a job needs; Refused if the message can't be read
+    panel.prepare(name, turn, turns)    what a job needs; Refused if the message can't be read, or
+                                        is declined: then nothing of it is stored
     panel.answer(job)                   (answers, names, cut) of sides A and B; job.tell on the way
     panel.held(job)                     whether the answers are shown only when both are complete
     panel.drawn(name, turn)             a side at random, from which a talk goes on
