@@ -14,7 +14,8 @@ Each choice is a comparison line in OUT/comparisons.jsonl, on the disk before th
 the weakest choices and ties go to OUT/weak.jsonl. With --best the answers appear only when both
 are complete, so that waiting tells nothing (HH B.5). With --guard a message that is out of
 distribution is declined before anything is generated, and nothing of it is stored. Wins between
-policies become Elo scores as they come (elo.py). One process writes to an OUT; Ctrl-C stops it, the same command goes on.
+policies become Elo scores as they come (elo.py). One process writes to an OUT; Ctrl-C stops it,
+the same command goes on.
 
 The address is this machine's alone. Any other --host is for those who have the token in the printed
 URL, over a network where nobody listens in: there is no encryption. Starts in seconds; an answer of

@@ -91,7 +91,7 @@ def exposure(inside, outside, ridge=1e-3):
     steps, halved until the loss falls. ValueError where M is above N.
     """
     a, b = table(inside), table(outside)
-    copies = len(a) // max(len(b), 1)
+    copies = len(a) // len(b) if len(b) else 0
     if not copies:
         raise ValueError(f"{len(b)} outside prompts for {len(a)} inside: none or too many")
     X = np.concatenate([np.ones((len(a) + len(b), 1)), np.concatenate([a, b])], 1)
@@ -220,8 +220,8 @@ class Guard:
             return f"declined: {error}"
         at = self.content["threshold"]
         return "" if found <= at else (
-            f"declined: unlike the prompts that this model is for (score {found:.4g}, threshold "
-            f"{at:.4g}, which {self.content['fpr']:.0%} of those exceed)")
+            f"declined: unlike ordinary prompts (score {found:.4g}; the threshold is {at:.4g}, "
+            f"which {self.content['fpr']:.0%} of those exceed)")
 
 
 def load(path, device):
