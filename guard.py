@@ -17,7 +17,7 @@ from data.tokenizer import Tokenizer, fit as fit_turns, loads
 from measures import sigmoid
 from model import GPT, by_length, pad_rows, response_mask, unpack
 
-KINDS, POOLS = ("plain", "relative", "exposure"), ("last", "mean")
+KINDS, POOLS = ("plain", "diagonal", "relative", "exposure"), ("last", "mean")
 
 
 # ---------------------------------------------------------------- distances
@@ -76,10 +76,13 @@ def standardized(fitted, x):
 
 
 def distances(fitted, x, kind="relative"):
-    """Squared distances [n] of x [n, d] from the inside prompts: plain or relative."""
+    """Squared distances [n] of x [n, d] from the inside prompts: plain, diagonal, or relative."""
     z = standardized(fitted, x)
+    diagonal = (z ** 2).sum(1)
+    if kind == "diagonal":
+        return diagonal
     full = np.einsum("nd,de,ne->n", z, fitted["precision"], z)
-    return full if kind == "plain" else full - (z ** 2).sum(1)
+    return full if kind == "plain" else full - diagonal
 
 
 # ---------------------------------------------------------------- exposure

@@ -57,7 +57,7 @@ class Config:
     count: int = 9000                  # prompts to draw or read of each kind; 0, with files: all
     earlier: bool = False              # the toy world's harm is in earlier turns, not the last one
     layer: int = -1                    # write a guard of this layer; below 0: compare all layers
-    kind: str = "relative"             # of the guard: plain, relative, or exposure
+    kind: str = "relative"             # of the guard: plain, diagonal, relative, exposure
     fpr: float = 0.05                  # share of ordinary prompts that may be declined
     shots: str = "1,10,100,1000"       # outside prompts that exposure is fitted to; guard: the last
     pool: str = "last"                 # activations of the last token, or mean over the last turn
@@ -189,7 +189,7 @@ def detectors(cfg, rows):
     """{name: (kind, shots)}: what is compared, as far as there are prompts to show."""
     most = min(len(rows["fit"]), len(rows["expose"]))
     shown = {f"{m} shown": ("exposure", m) for m in shots_of(cfg) if m <= most}
-    return {"plain": ("plain", 0), "relative": ("relative", 0), **shown}
+    return {**{kind: (kind, 0) for kind in KINDS if kind != "exposure"}, **shown}
 
 
 def over_splits(cfg, x):

@@ -21,7 +21,7 @@ from model import unpack
 
 SIZES = ("nano", "micro", "toy")     # base models, by size
 LATER = {"distilled": "distill", "pm": "pm"}     # stages of a run, measured where they are there
-KINDS = ("plain", "relative", "1 shown", "10 shown", "100 shown", "1000 shown")
+KINDS = ("plain", "diagonal", "relative", "1 shown", "10 shown", "100 shown", "1000 shown")
 
 
 # ---------------------------------------------------------------- measure
@@ -103,8 +103,9 @@ def verdict_h30(rows):
     told = (f"relative is above plain at {wins} of {len(gaps)} layers, least at layer {least[1]} "
             f"of {least[0]} ({gaps[least][0]:+.3f} ± {gaps[least][1]:.3f}); best layer's AUROC "
             + ", ".join(f"{m} {told_of(v, '', 3)}" for m, v in tops.items())
-            + f"; plain {told_of(toy[best(toy, 'plain')]['plain'], '', 3)} in toy, whose best "
-            f"relative layer is {at} of {max(toy)}; harm in the last request: relative "
+            + "; in toy " + ", ".join(
+                f"{k} {told_of(toy[best(toy, k)][k], '', 3)}" for k in ("plain", "diagonal"))
+            + f", best relative layer {at} of {max(toy)}; harm in the last request: relative "
             + ", ".join(f"{m} {told_of(own[best(own, 'relative')]['relative'], '', 3)}"
                         for m, own in table(rows, "last").items()))
     panels = [panel(kind, by, (kind,)) for kind in ("plain", "relative")]

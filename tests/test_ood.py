@@ -62,6 +62,7 @@ def test_distances_by_hand():
     points = [[3, 0], [1, 1], [0, 0]]
     np.testing.assert_allclose(distances(fitted, points, "plain"), [10, 4 / 9, 0], atol=1e-12)
     np.testing.assert_allclose(distances(fitted, points), [10 - 3.6, 4 / 9 - 0.8, 0], atol=1e-12)
+    np.testing.assert_allclose(distances(fitted, points, "diagonal"), [3.6, 0.8, 0])
     half = fit(SQUARE, shrink=0.5)                  # [[2.5, 1], [1, 2.5]], det 5.25
     np.testing.assert_allclose(distances(half, [[3, 0]], "plain"), [22.5 / 5.25])
     np.testing.assert_allclose(distances(fit(SQUARE, shrink=1.0), points), [0, 0, 0], atol=1e-12)
@@ -380,7 +381,7 @@ def test_over_splits():
     cfg = ood.Config(splits=3, shots="1,10,500")
     x = blobs(1.5)
     found, scores = ood.over_splits(cfg, x)
-    assert list(found) == ["plain", "relative", "1 shown", "10 shown"]   # 500 are not there
+    assert list(found) == ["plain", "diagonal", "relative", "1 shown", "10 shown"]   # no 500
     each = []
     for number in range(3):
         rows = ood.split(cfg, x, number)
