@@ -1,5 +1,11 @@
 """Out-of-distribution prompts: distances by hand and by other libraries, exposure, thresholds, what
 is read of a model, which prompts are kept, and the guard in the chat and at the page.
+
+Proved alive by, in guard.py: the diagonal added, another divisor, float32 sums, Ledoit and Wolf's n
+left out, constant features and singular covariances kept, one copy for N // M, a penalty of the
+bias, ties cut, a share rounded down, sums for means, the token before the last, <|eot|> pooled,
+weights out of the fingerprint, another model let in, history read or not, twice the threshold. In
+ood.py: earlier harm on the wrong side, classes swapped, all examples shown, another divisor.
 """
 
 import contextlib
