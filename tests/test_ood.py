@@ -5,7 +5,11 @@ Proved alive by, in guard.py: the diagonal added, another divisor, float32 sums,
 left out, constant features and singular covariances kept, one copy for N // M, a penalty of the
 bias, ties cut, a share rounded down, sums for means, the token before the last, <|eot|> pooled,
 weights out of the fingerprint, another model let in, history read or not, twice the threshold. In
-ood.py: earlier harm on the wrong side, classes swapped, all examples shown, another divisor.
+ood.py: earlier harm on the wrong side, repeats kept, the threshold from the fit's prompts, these
+tested, one split for all, classes swapped, all examples shown, another divisor, an HH row's later
+turn, every guard with history. In model.py: layers after a norm. In the chat and at the page: a
+draw used up by, history of, a wrong count of what was declined, the HHH prompt told to the guard,
+one conversation of two; a declined message answered, not counted, its earlier turns not told.
 """
 
 import contextlib
