@@ -9,7 +9,7 @@ ood.py: earlier harm on the wrong side, repeats kept, the threshold from the fit
 tested, one split for all, classes swapped, all examples shown, another divisor, an HH row's later
 turn, every guard with history. In model.py: layers after a norm. In the chat and at the page: a
 draw used up by, history of, a wrong count of what was declined, the HHH prompt told to the guard,
-one conversation of two; a declined message answered, not counted, its earlier turns not told.
+one conversation of two; a declined message answered.
 """
 
 import contextlib
