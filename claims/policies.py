@@ -148,8 +148,10 @@ def look(cfg, path, reference, pms, seed, count=100, before=("", [])):
 
 
 @torch.no_grad()
-def many_answers(cfg, policy, pm, seed, count=64, n=16):
-    """n answers to each of `count` prompts, half of them harmful. PM scores, gold: [count, n]."""
+def sampled(cfg, policy, pm, seed, count=64, n=16):
+    """n answers to each of `count` prompts, half of them harmful: the prompts' turns; of each
+    answer, a prompt's first, its text and its PM score.
+    """
     (tok, model), (_, judge) = policy, pm
     talks = [t for o in OBJECTIVES for t in asked(seed, o, few(cfg, count) // 2)]
     prompts = [tok.render(t, answer=True) for t in talks]
@@ -158,8 +160,13 @@ def many_answers(cfg, policy, pm, seed, count=64, n=16):
                                   pad=tok.pad)
     own = [t[:k] for t, k in zip(tokens.tolist(), lengths.tolist(), strict=True)]
     scores = pm_scores(judge, tok, [prompts[i // n] + a for i, a in enumerate(own)], ASKED.micro)
-    gold = gold_of(dict(dialogues=[talks[i // n] for i in range(len(own))],
-                        texts=[tok.decode(a).strip() for a in own]))[0]
+    return talks, [tok.decode(a).strip() for a in own], scores
+
+
+def many_answers(cfg, policy, pm, seed, count=64, n=16):
+    """Those answers' PM scores and gold: [count, n]."""
+    talks, texts, scores = sampled(cfg, policy, pm, seed, count, n)
+    gold = gold_of(dict(dialogues=[talks[i // n] for i in range(len(texts))], texts=texts))[0]
     return scores.view(-1, n).tolist(), torch.tensor(gold).view(-1, n).tolist()
 
 
