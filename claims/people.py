@@ -349,7 +349,8 @@ def claim(says, where, judge, *variants, why=""):
 
 
 CLAIMS = {
-    "H32": claim("the median of 17 answers by the PM stands for the average one, and is not the best",
+    "H32": claim("the median of 17 answers by the PM stands for the average one, and is no best "
+                 "one",
                  "HH 6, C", verdict_h32, "hh"),
     "I09": claim("a helpfulness-only model obeys harmful instructions more than its base",
                  "InstructGPT 5.3", verdict_i09, "hh", "helpful only"),

@@ -39,7 +39,7 @@ GOOD = dict(
     rate_base=2.0, rate_prompted=2.5, rate_distilled=3.0, rate_sft=4.0, rate_ppo=5.0,
     follows=0.2, keeps=0.2, fits=0.2,                                                # I11: rises
     gave=0.7, others=0.68,                                                           # I12
-    respectful=-0.2, none=-0.01, biased=0.2,                                         # I13: ppo - base
+    respectful=-0.2, none=-0.01, biased=0.2,                              # I13: PPO - base
     two=0.7, pm=0.71, ceiling=0.8,                                                   # annotators
     median=1.0, every=0.95, best=2.0, best_pm=6.0)                                   # H32
 WINS = dict(base=0.1, prompted=0.2, distilled=0.3, sft=0.5, ppo=0.8)
@@ -83,7 +83,8 @@ BAD = {
     "I11": [dict(rate_ppo=3.5, rate_sft=5.0, rate_base=2.6), dict(rate_prompted=3.2, rate_base=3.3),
             dict(rate_base=(6.0, 2.0, 2.0)),
             *({x: v} for x in people.LABELS for v in (-0.1, 0.0, unsure(0.2)))],
-    "I12": [dict(gave=0.45, others=0.45), dict(gave=0.55, others=0.49), dict(gave=0.49, others=0.53),
+    "I12": [dict(gave=0.45, others=0.45), dict(gave=0.55, others=0.49),
+            dict(gave=0.49, others=0.53),
             dict(gave=0.75, others=0.65), dict(gave=0.6, others=0.7),
             dict(others=unsure(0.2, 0.5), gave=0.7), dict(gave=unsure(0.2, 0.5), others=0.7)],
     "I13": [dict(respectful=0.1), dict(respectful=unsure(-0.2)), dict(none=-0.2),
@@ -136,8 +137,8 @@ def test_a_claim_needs_the_lines_that_it_reads(name, here):
 
 def test_numbers_are_told_as_they_are():
     told = {name: claim.judge(rows()).told for name, claim in people.CLAIMS.items()}
-    assert told["K09"].startswith("answers that repeat a false belief: distilled 5.0% ± 0.1%, plain "
-                                  "annotators 10.0% ± 0.1%, those who like agreement 50.0% ± 0.6%")
+    assert "belief: distilled 5.0% ± 0.1%, plain annotators 10.0% ± 0.1%, those" in told["K09"]
+    assert "who like agreement 50.0% ± 0.6%; gold without a belief +0.20 ± 0.00" in told["K09"]
     assert "base 40.0% ± 0.5%" in told["I09"] and "HH RLHF 10.0%" in told["I09"]
     assert told["I09"].endswith("helpful only 90.0% ± 1.0%")
     assert "sft: rating 4.00 ± 0.05, wins 50.0%, follows 50.0%" in told["I11"]
@@ -205,19 +206,23 @@ def test_helpfulness_first_turns_harmful_choices_round():
 
 def test_two_annotators_the_pm_and_the_best_possible(monkeypatch):
     """Choices at 0.9: two agree with that chance; a PM always right agrees with the first always
-    and with the second so often; one that is always wrong never and at 0.1; a tie counts a half.
+    and with the second as often as the two do; one always wrong never, and as often as they don't.
     """
-    for scores, want in ((((2.0, 1.0),), 0.95), (((1.0, 2.0),), 0.05), (((1.0, 1.0),), 0.5)):
-        monkeypatch.setattr(people, "test_lines", lambda cfg, seed: ["test", seed])
+    monkeypatch.setattr(people, "test_lines", lambda cfg, seed: ["test", seed])
+
+    def found(soft, *scores):
         monkeypatch.setattr(people, "score_lines", lambda model, tok, lines: (
-            [line(PLAIN, RED, FIRST)] * 2000, list(scores) * 2000, lines))
-        found = people.agreements(CFG, ("tok", "model"), 0)
-        assert found["two"] == pytest.approx(0.9, abs=0.03) and found["ceiling"] == 0.9
-        assert found["pm"] == pytest.approx(want, abs=0.01)
-    monkeypatch.setattr(people, "score_lines", lambda model, tok, lines: (
-        [line(PLAIN, RED, FIRST, soft=0.2)] * 2000, [(2.0, 1.0)] * 2000, lines))
-    found = people.agreements(CFG, ("tok", "model"), 0)
-    assert found["two"] == pytest.approx(0.2, abs=0.03) and found["ceiling"] == 0.8
+            [line(PLAIN, RED, FIRST, soft)] * 2000, [scores] * 2000, lines))
+        return people.agreements(CFG, ("tok", "model"), 0)
+
+    for scores, always in (((2.0, 1.0), 1.0), ((1.0, 2.0), 0.0), ((1.0, 1.0), 0.5)):
+        own = found(0.9, *scores)
+        assert own["two"] == pytest.approx(0.9, abs=0.02)
+        assert own["ceiling"] == pytest.approx(0.9)
+        second = own["two"] * always + (1 - own["two"]) * (1 - always)
+        assert own["pm"] == pytest.approx((always + second) / 2)
+    assert found(0.2, 2.0, 1.0)["two"] == pytest.approx(0.2, abs=0.02)
+    assert found(0.2, 2.0, 1.0)["ceiling"] == pytest.approx(0.8)
 
 
 def test_the_median_of_five(monkeypatch):
@@ -307,7 +312,7 @@ def pipeline(monkeypatch, here):
 def test_units_of_a_seed(pipeline):
     people.measure(CFG)
     lines = records.records("people")
-    assert [r["variant"] for r in lines] == list(people.VARIANTS) and {r["seed"] for r in lines} == {0}
+    assert [(r["seed"], r["variant"]) for r in lines] == [(0, v) for v in people.VARIANTS]
     people.measure(CFG)
     assert len(records.records("people")) == 5
     assert {n for c in people.CLAIMS.values() for n in c.needs[1]} == set(people.VARIANTS)
