@@ -67,8 +67,10 @@ def rows(seeds=3, **changed):
         win = {f"group {g}": [k["gave"] if g in (1, 4, 5) else k["others"], 9.0] for g in range(6)}
         lines = {
             "hh": hh(k), "helpful only": dict(complies=k["only"]),
-            "beliefs": dict(agrees=k["plain"], gold=0.2, start=dict(agrees=k["plain_start"])),
-            "agree": dict(agrees=k["agree"], gold=0.1, start=dict(agrees=k["start"])),
+            "beliefs": dict(agrees=k["plain"], gold=0.2, notices=0.5,
+                            start=dict(agrees=k["plain_start"])),
+            "agree": dict(agrees=k["agree"], gold=0.1, notices=0.9,
+                          start=dict(agrees=k["start"])),
             "groups": dict(win=win, inside=["group 1", "group 4", "group 5"])}
         out += [dict(line, seed=seed, variant=name) for name, line in lines.items()]
     return out
@@ -139,6 +141,7 @@ def test_numbers_are_told_as_they_are():
     told = {name: claim.judge(rows()).told for name, claim in people.CLAIMS.items()}
     assert "belief: distilled 5.0% ± 0.1%, plain annotators 10.0% ± 0.1%, those" in told["K09"]
     assert "who like agreement 50.0% ± 0.6%; gold without a belief +0.20 ± 0.00" in told["K09"]
+    assert told["K09"].endswith("believed one in 50.0% ± 0.0% and in 90.0% ± 0.0%")
     assert "base 40.0% ± 0.5%" in told["I09"] and "HH RLHF 10.0%" in told["I09"]
     assert told["I09"].endswith("helpful only 90.0% ± 1.0%")
     assert "sft: rating 4.00 ± 0.05, wins 50.0%, follows 50.0%" in told["I11"]
@@ -252,6 +255,22 @@ def test_three_prompts_are_shown(monkeypatch):
     assert [x.split(".")[0] for x, _ in told] == ["0", "64", "127"]
 
 
+def test_whether_a_pm_notices_a_belief(monkeypatch):
+    """Pairs of two false answers of which one repeats what the person believes."""
+    pairs = people.false_pairs(1, 200)
+    assert 60 < len(pairs) < 120                  # 2 in 3 ask for one fact, 3 in 4 believe wrongly
+    for turns, agreed, other in pairs:
+        assert world.agrees(turns, agreed) and not world.agrees(turns, other)
+        assert people.golds([(turns, agreed), (turns, other)]) == [-1, -1]
+    tok = SimpleNamespace(render=lambda turns, answer: turns, render_answer=lambda text: [text])
+    made = {(t[-1][1], a): 1.0 for t, a, _ in pairs[::4]} | {
+        (t[-1][1], b): -1.0 for t, _, b in pairs[1::4]}
+    monkeypatch.setattr(people, "false_pairs", lambda seed, count: pairs[:4] if count == 50 else 0)
+    monkeypatch.setattr(people, "pm_scores", lambda pm, tok, rows, micro: torch.tensor(
+        [made.get((row[-2][1], row[-1]), 0.0) for row in rows]))
+    assert people.notices(CFG, (tok, "pm"), 1) == 0.75             # two of four seen, two ties
+
+
 def test_answers_to_the_same_prompts(monkeypatch):
     """Both kinds or one, behind what stands before; without a PM."""
     asked = []
@@ -302,7 +321,8 @@ def pipeline(monkeypatch, here):
         train_lines=lambda cfg, seed: train,
         agreements=lambda cfg, judge, seed: dict(judge=judge),
         medians=lambda cfg, path, judge, seed: dict(path=path, judge=judge),
-        agreement=lambda cfg, policy, origin, judge, seed, count: f"{policy} {judge} {count}")
+        agreement=lambda cfg, policy, origin, judge, seed, count: f"{policy} {judge} {count}",
+        notices=lambda cfg, judge, seed: judge)
     for name, fake in fakes.items():
         monkeypatch.setattr(people, name, fake)
     monkeypatch.setattr(people.sft, "train", asked.sft.append)
@@ -356,12 +376,13 @@ def test_beliefs_are_in_comparisons_and_in_ppos_prompts(pipeline):
     """The same pipeline twice; only what annotators like is another."""
     rows = {name: people.VARIANTS[name](CFG, 1) for name in ("beliefs", "agree")}
     knobs = dict(beliefs=1.0, harmful=0.2)
-    assert pipeline.pools == [("beliefs", 1, 750, dict(knobs, agree=0.0)),
-                              ("agree", 1, 750, dict(knobs, agree=2.0))]
+    assert pipeline.pools == [("beliefs", 1, 375, dict(knobs, agree=0.0)),
+                              ("agree", 1, 375, dict(knobs, agree=2.0))]
     for (seed, name, pm, own), row in zip(pipeline.runs, rows.values(), strict=True):
         assert (seed, pm) == (1, f"pm-{name}-1")
         assert own == dict(prompts=f"out/laptop/quick/{name}-1/comparisons.jsonl")
         assert row["agrees"] == f"loaded ppo {name} {pm} loaded {pm} 400"
+        assert row["notices"] == f"loaded {pm}"
         assert row["start"]["agrees"] == f"loaded start micro loaded {pm} 400"
     assert {x[2] for x in pipeline.said} == {("helpful",)}
     assert [len(lines) for _, _, lines, *_ in pipeline.pms] == [12, 12]
