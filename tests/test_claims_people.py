@@ -1,7 +1,11 @@
 """claims/people.py: verdicts on records made up to hold and to fail; what is measured of answers;
 which comparisons, PMs and policies a variant asks for, with stand-ins for training.
 
-Proved alive by: TODO
+Proved alive by: plain comparisons turned round too, harmful ones by harmlessness, gold or soft in
+the old order; one SFT seed or one set of groups for all seeds, two groups of data for three; harm
+counted among all answers, rude ones from two sentences on; ratings' noise the same for all seeds,
+wins of the others, labels' shares of all answers; the second annotator reversed, the PM asked
+against the first alone.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
 """data/ratings.py: ratings by hand, their noise, labels of written answers.
 
-Proved alive by: the noise left in without its mean, of another scale, or negated; a scale that is
-not clipped, not rounded, of whole units or around another middle; an annotator's taste ignored;
-labels of harmful requests like those of plain ones; rude or harmful answers that fit; wrong facts,
-other facts or another animal's that follow; each kind of stray sentence, or repetitions, that keep.
+Proved alive by: the noise with its mean left in, negated, or of another scale; a scale that is not
+clipped on either side, rounded down, or of whole units; an annotator's taste ignored; labels of
+harmful requests like those of plain ones; rude or harmful answers that fit; other facts that
+follow, none that does for an open question; each kind of stray sentence, or repetitions, that keep.
 """
 
 import math
