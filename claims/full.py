@@ -176,8 +176,8 @@ def verdict_h24(rows):
         every = (changes(rows, size, "tests", n, second=second) for n in only or names)
         return [mean_se(own)[0] for own in zip(*every, strict=True)]
 
-    told = [f"{s} {as_points(gain(s))} (" + ", ".join(
-        f"{n} {as_points(gain(s, n))} from {points(mean_se(values(rows, s, 'tests', 'base', n))[0])}"
+    told = [f"{s} {as_points(gain(s))} (" + ", ".join("{} {} from {}".format(
+        n, as_points(gain(s, n)), points(mean_se(values(rows, s, "tests", "base", n))[0]))
         for n in names) + f"; distilled {as_points(gain(s, second='distilled'))})" for s in SIZES]
     panels = [("after RLHF", "parameters", "change of accuracy", {
         "mean": by_size(rows, gain),
