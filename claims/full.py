@@ -100,9 +100,9 @@ def measure(cfg):
     """The units that have no line yet."""
     for unit in missing("full", cfg.seeds, size=SIZES):
         seed, size = unit["seed"], unit["size"]
-        began, (pm, right) = time.time(), trained_pm(cfg, seed)
+        began, (pm, right) = time.process_time(), trained_pm(cfg, seed)
         folder = trained_policy(cfg, seed, size, str(pm))
-        trained = time.time()
+        trained = time.process_time()
         first, last = load(base(cfg, size)), load(folder)
         who = {"base": (*first, ("", [])), "prompted": (*first, world.hhh_prompt()),
                "distilled": (*load(distilled(cfg, size)), ("", [])), "rlhf": (*last, ("", []))}
@@ -110,7 +110,7 @@ def measure(cfg):
             **unit, "parameters": sum(p.numel() for p in last[1].parameters()), "pm": right,
             "curve": blocks(folder, CURVE, max(1, few(cfg, ITERATIONS) // 4)),
             **skills.of(cfg, who, seed),
-            "minutes": [(trained - began) / 60, (time.time() - trained) / 60]})
+            "minutes": [(trained - began) / 60, (time.process_time() - trained) / 60]})
         forget(folder)
 
 

@@ -136,7 +136,8 @@ def gender(speakers):
     temperature at which the base has RLHF's mean absolute bias (0.2 to 2).
     """
     own = {who: biases(speakers[who]) for who in PLAIN}
-    curve = [np.abs(biases(speakers["base"], T)).mean() for T in COOLER]       # falls
+    curve = [np.abs(biases(speakers["base"], T)).mean() for T in COOLER]
+    curve = np.minimum.accumulate(curve)       # it falls but where words fall to pieces, far above 1
     bias = {who: float(np.abs(x).mean()) for who, x in own.items()}
     return dict(bias=bias, correlation=pearson(own["base"], own["rlhf"]),
                 temperature=float(np.interp(bias["rlhf"], curve[::-1], COOLER[::-1])))
