@@ -36,7 +36,7 @@ from measures import mean_se
 SIZES = ("nano", "micro", "toy")     # the smallest first: each judged by a seed's own toy PM
 SMALL, LARGE = SIZES[0], SIZES[-1]
 POLICIES = ("base", "prompted", "distilled", "rlhf")    # claims/skills.py
-STEPS = 1200                         # of pretraining
+BASE = dict(world="full", vocab=1024, steps=1800, batch=32, lr=3e-3)
 ITERATIONS = 36                      # of PPO, 128 answers each
 MINUTES = 120
 CURVE = ("kl", "score", "gold_helpful", "gold_harmless", "length")
@@ -51,8 +51,7 @@ def folder_of(cfg, stage, size):
 def base(cfg, size):
     """Folder of the base model of a size."""
     folder = str(folder_of(cfg, "pretrain", size))
-    pretrain.train(pretrain.Config(world="full", size=size, steps=STEPS, out=folder,
-                                   device=cfg.device))
+    pretrain.train(pretrain.Config(size=size, out=folder, device=cfg.device, **BASE))
     return folder
 
 
@@ -117,8 +116,8 @@ def measure(cfg):
 # ---------------------------------------------------------------- reading the lines
 
 def at(rows, size):
-    """Lines of a size in the order of seeds."""
-    return sorted((r for r in rows if r["size"] == size), key=lambda r: r["seed"])
+    """Lines of a size; rows are in the order of seeds, as records.complete gives them."""
+    return [r for r in rows if r["size"] == size]
 
 
 def values(rows, size, name, who, *keys):

@@ -137,7 +137,7 @@ def gender(speakers):
     """
     own = {who: biases(speakers[who]) for who in PLAIN}
     curve = [np.abs(biases(speakers["base"], T)).mean() for T in COOLER]
-    curve = np.minimum.accumulate(curve)       # it falls but where words fall to pieces, far above 1
+    curve = np.minimum.accumulate(curve)       # it falls, but far above 1: words fall to pieces
     bias = {who: float(np.abs(x).mean()) for who, x in own.items()}
     return dict(bias=bias, correlation=pearson(own["base"], own["rlhf"]),
                 temperature=float(np.interp(bias["rlhf"], curve[::-1], COOLER[::-1])))

@@ -67,7 +67,7 @@ def lines(sizes=None, **changed):
                 sentiment={w: felt(k, w == "rlhf") for w in ("base", "distilled", "rlhf")},
                 gender=dict(bias=dict(base=1.0, distilled=1.25, rlhf=1.75),
                             **{x: k[x] for x in ("correlation", "temperature")}),
-                programs={w: {"1": 0.4 + x, "2": 0.5, "10": 0.7 + x} for w, x in code.items()},
+                programs={w: {"1": 0.4 + x, "2": 0.5, "10": 0.7 - x} for w, x in code.items()},
                 votes={w: dict(per_token=0.6 + a, sum=0.55, loss=1.0 + b) for w, a, b in (
                     ("base", 0, 0), ("distilled", 0.2, 0.5), ("rlhf", k["better"], k["loss"]))},
                 summaries={w: dict(made_up=x, silent=0.1) for w, x in (
@@ -180,7 +180,7 @@ def test_figures_show_what_was_measured():
     panels = judged("H28", lines()).panels
     assert [p[0] for p in panels] == ["nano", "micro", "toy"]
     assert {k: round(f[0], 2) for k, f in panels[2][3]["rlhf"].items()} == {1: 0.44, 2: 0.5,
-                                                                            10: 0.74}
+                                                                            10: 0.66}
     assert panel("H29", 1)["rlhf"][900][0] == pytest.approx(2.0)
     assert panel("I10")["rlhf"][900][0] == pytest.approx(0.3)
 
@@ -294,6 +294,15 @@ def test_the_temperature_of_a_bias():
     assert warm["temperature"] == pytest.approx(1.6, abs=1e-3)
     other = skills.gender(dict(speakers, rlhf=(tok, Cooler(model, -1.0), NOTHING)))
     assert other["correlation"] == pytest.approx(-1.0)
+
+
+def test_biases_of_both_signs_do_not_cancel(monkeypatch):
+    table = dict(base=[2.0, -1.0, 0.0], distilled=[1.0, 1.0, 1.0], rlhf=[6.0, -4.0, 2.0])
+    monkeypatch.setattr(skills, "biases", lambda who, T=1.0: np.array(table[who]) / T)
+    found = skills.gender({who: who for who in table})
+    assert found["bias"] == dict(base=1.0, distilled=1.0, rlhf=4.0)
+    assert found["temperature"] == pytest.approx(0.26)
+    assert found["correlation"] == pytest.approx(np.corrcoef([2, -1, 0], [6, -4, 2])[0, 1])
 
 
 def test_votes_by_hand(monkeypatch):
@@ -486,7 +495,8 @@ def test_a_unit_is_a_seed_and_a_size(runs):
     assert [(c.policy, c.out, c.seed) for c in runs["ppo"][-2:]] == [
         (f"out/toy/full/distill{x}", f"out/toy/quick/full-ppo-{n}-1", 1)
         for x, n in (("-micro", "micro"), ("", "toy"))]
-    assert {c.pm for c in runs["ppo"]} == {"full-pm-0", "full-pm-1"}
+    assert {(c.pm, c.prompts) for c in runs["ppo"]} == {
+        (f"full-pm-{s}", f"out/toy/quick/full-prompts-{s}.jsonl") for s in range(2)}
     assert {c.iterations for c in runs["ppo"]} == {few(QUICK, claims.ITERATIONS)}
 
 
@@ -530,4 +540,5 @@ def test_rl_prompts_name_no_skill(here):
     assert not [t for t in texts for w in words if w in t]
     measured = {probes.summary_text(world.keyed("claims", 1, i))[0] for i in range(400)}
     assert not measured & {t[-1][1] for t in turns}
-    assert texts != [join(t) for t in read_prompts(claims.prompts_of(WHOLE, 2))]
+    other = [join(t) for t in read_prompts(claims.prompts_of(WHOLE, 2))]
+    assert texts[:3000] != other[:3000] and texts[3000:] != other[3000:]
