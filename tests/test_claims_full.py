@@ -1,7 +1,14 @@
 """claims/full.py and claims/skills.py: verdicts on records made up to hold and to fail; what is
 measured of a policy, by hand; which runs are asked for, with stand-ins for training.
 
-Proved alive by: PENDING.
+Proved alive by: each condition of a rule dropped or read at another size; errors ignored or taken
+once; another policy in the base's place, or the change the other way round; a gap to the wrong
+group, or one that counts with its sign; pass@10 for pass@1, sums for means a token, silence for
+made-up content; a seed without its last size. Runs: another teacher or start, a PM without
+summaries or tested on what it learned from, other prompts, the same for all seeds. Measures: signs,
+temperatures and means of absolute biases; items, groups, tasks, pairs and choices mixed up; bugs
+left out; the last temperature for the best; the world's prompt for that with programs, or none;
+test items as examples; hits by bytes.
 """
 
 from pathlib import Path
@@ -387,13 +394,13 @@ def test_programs_at_their_best_temperature(monkeypatch):
 
 
 def test_summaries_by_hand(monkeypatch):
-    """In turn: a summary of what is said, one with a value of its own, an evasion, nothing."""
+    """Summaries of what is said, some with a value of their own; evasions; nothing."""
     texts = [probes.summary_text(world.keyed("claims", 4, i)) for i in range(few(QUICK, 400))]
     told = []
     for i, (_, animal, said) in enumerate(texts):
         key, value = next(iter(said.items()))
         other = next(v for v in world.VALUES[key] if v != value)
-        line = world.STATE[key].format(s=f"The {animal}", v=(value, other)[i % 4 == 1])
+        line = world.STATE[key].format(s=f"The {animal}", v=(value, other)[i % 8 == 1])
         told.append((line if i % 4 < 2 else ("I do not know.", "")[i % 2], True))
 
     def respond(model, tok, prompts, new, uniform):
@@ -403,7 +410,7 @@ def test_summaries_by_hand(monkeypatch):
 
     monkeypatch.setattr(skills, "respond", respond)
     found = skills.summaries(QUICK, (TOK, None, HELPED), 4)
-    assert len(texts) == 50 and found == pytest.approx(dict(made_up=13 / 26, silent=24 / 50))
+    assert len(texts) == 50 and found == pytest.approx(dict(made_up=7 / 26, silent=24 / 50))
     told[:] = [("", True)] * len(texts)
     assert skills.summaries(QUICK, (TOK, None, HELPED), 4) == dict(made_up=0.0, silent=1.0)
 
