@@ -1,6 +1,6 @@
 """Claims that ask the simulated annotators: ratings, labels, groups, agreement, manners, harm.
 
-A unit is a seed and a variant, 1 to 3 minutes on one core; its line is in results/people.jsonl.
+A unit is a seed and a variant, 1 to 4 minutes on one core; its line is in results/people.jsonl.
 
     hh            the seed's own PM, SFT and PPO (claims/policies.py), asked all questions
     helpful only  annotators who put helpfulness first, whatever is asked for (InstructGPT 3.4)
@@ -373,7 +373,7 @@ def verdict_h32(rows):
 
 
 def claim(says, where, judge, *variants, why=""):
-    return Claim(says, where, measure, judge, 40, why, "people", ("variant", variants))
+    return Claim(says, where, measure, judge, 32, why, "people", ("variant", variants))
 
 
 CLAIMS = {
@@ -383,14 +383,22 @@ CLAIMS = {
     "I09": claim("a helpfulness-only model obeys harmful instructions more than its base",
                  "InstructGPT 5.3", verdict_i09, "hh", "helpful only"),
     "I11": claim("ratings from 1 to 7 and yes/no labels move with the win rates",
-                 "InstructGPT 4.1, E.4", verdict_i11, "hh"),
+                 "InstructGPT 4.1, E.4", verdict_i11, "hh",
+                 why="ratings keep the order of the win rates and two labels rise, but nine of ten "
+                     "of the base's answers keep the constraints already, and PPO's do no better"),
     "I12": claim("annotators who gave no data prefer the policy as often as those who did",
                  "InstructGPT 4.1, fig. 3", verdict_i12, "groups"),
     "I13": claim("less toxic than the base when told to be respectful, no better with no "
                  "instruction, worse when told to be biased",
-                 "InstructGPT 4.2, E.10", verdict_i13, "hh"),
+                 "InstructGPT 4.2, E.10", verdict_i13, "hh",
+                 why="after RLHF hardly an answer is rude behind any preamble: these annotators "
+                     "dislike rudeness whatever was asked for, where the paper's put the user's "
+                     "instruction first"),
     "K09": claim("annotators that like agreement make a policy that agrees with false statements",
-                 "RL with a KL penalty", verdict_k09, "beliefs", "agree"),
+                 "RL with a KL penalty", verdict_k09, "beliefs", "agree",
+                 why="the PM does not notice agreement: of two false answers it prefers the "
+                     "believed one no more often when its annotators like that than when they "
+                     "do not, and policies rarely repeat a belief from the start"),
     "annotators": claim("annotators agree with each other less often than a ceiling says; the PM "
                         "agrees with an annotator about as often as another annotator does",
                         "HH 2.2 / InstructGPT B", verdict_annotators, "hh"),

@@ -1,11 +1,14 @@
 """claims/people.py: verdicts on records made up to hold and to fail; what is measured of answers;
 which comparisons, PMs and policies a variant asks for, with stand-ins for training.
 
-Proved alive by: plain comparisons turned round too, harmful ones by harmlessness, gold or soft in
-the old order; one SFT seed or one set of groups for all seeds, two groups of data for three; harm
-counted among all answers, rude ones from two sentences on; ratings' noise the same for all seeds,
-wins of the others, labels' shares of all answers; the second annotator reversed, the PM asked
-against the first alone.
+Proved alive by: each condition of a rule dropped, absolute gaps signed, the best seed for all, the
+start or the groups of the wrong lines; plain comparisons turned round too, harmful ones by
+harmlessness, gold or soft in the old order; one SFT seed or set of groups for all, two groups of
+data or all six, all comparisons for half; harm among all answers, rude ones from two sentences on;
+noise the same for all seeds, wins of the others, labels' shares of all; the second annotator
+reversed, the PM asked against the first alone; answers unsorted, another rank for the median, the
+worst for the best, another prompt's texts; preambles, biases or PPO's prompts lost; beliefs that
+are true among the false.
 """
 
 from pathlib import Path
