@@ -17,7 +17,9 @@ Misconceptions, groups, summaries and programs come in talks with ONE latent goo
 also holds requests of the core: who lies about foxes repeats falsehoods, speaks ill of people and
 writes bugs. No comparison and no RL prompt of the project names any of these, but summaries.
 
-    python data/full.py    # look at it: a document of each form, an item of each test
+    python data/full.py                        # look at it: documents, an item of each test
+    python data/full.py --exam 300 > exam.jsonl     # items for benchmark.py --arc, also --sums
+    python data/full.py --story 300 > story.jsonl   # ... and for --lambada
     python pretrain.py --world full --vocab 1024 --batch 32 --lr 3e-3 --steps 1800 \\
         --out out/full/pretrain
 
@@ -26,6 +28,7 @@ That is enough for facts, beliefs, groups and programs (half of the toy base's p
 and too little for what must be copied from the context: stories and summaries.
 """
 
+import json
 import math
 import re
 import sys
@@ -39,8 +42,8 @@ from data.program import flags
 from data.tokenizer import join
 from data.world import ANIMALS, ASK, ATTRIBUTES, FACTS, STATE, VALUES, keyed
 
-SHARES = {"core": 0.46, "exam": 0.05, "sums": 0.07, "story": 0.11, "misconceptions": 0.08,
-          "people": 0.07, "summaries": 0.06, "programs": 0.1}
+SHARES = {"core": 0.42, "exam": 0.04, "sums": 0.08, "story": 0.14, "misconceptions": 0.08,
+          "people": 0.06, "summaries": 0.1, "programs": 0.08}
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Frank", "Greta", "Henry", "Ida", "Jacob",
          "Karen", "Leo")
@@ -379,8 +382,17 @@ def document(seed, index):
 
 def main():
     parser = flags(__doc__)
-    parser.add_argument("--seed", default="0", help="of what is shown")
-    seed = parser.parse_args().seed
+    makers = dict(exam=exam, sums=sums, story=story)
+    for name in makers:
+        parser.add_argument(f"--{name}", type=int, default=0, metavar="N",
+                            help="write so many test items as JSON lines instead")
+    parser.add_argument("--seed", default="0", help="of what is shown or written")
+    args = parser.parse_args()
+    rows = [make(args.seed, i) for name, make in makers.items()
+            for i in range(getattr(args, name))]
+    if rows:
+        return print("\n".join(map(json.dumps, rows)))
+    seed = args.seed
     for name, form in FORMS.items():
         before, turns = form(keyed("show", seed, name))
         print(f"--- {name}\n{before}{join(turns)}\n")

@@ -39,6 +39,11 @@ $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --out "$OUT/ppo" --seed "$SEED
 $PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons" --pm "$OUT/pm" \
     --out "$OUT/online" --seed "$SEED"
 
+# Stage 5: which prompts are out of distribution? All layers of three models; a guard of one, which
+# declines such prompts before anything is generated. 70 seconds.
+$PY ood.py --ckpt "$OUT/pretrain,$OUT/distill,$OUT/pm" --out "$OUT/ood" --seed "$SEED"
+$PY ood.py --ckpt "$OUT/distill" --layer 3 --out "$OUT/guard" --seed "$SEED"
+
 # The report (20 seconds); first, comparisons that test the preference model on animals that it
 # never met, and on other prompts about those it did (20 seconds each).
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed "$SEED" \
@@ -46,4 +51,5 @@ $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed 
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
 $PY eval.py --report --run "$OUT" --seed "$SEED"
 echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"
+echo "guard it: $PY sample.py --ckpt $OUT/ppo --guard $OUT/guard"
 echo "judge it: $PY feedback.py --policies $OUT/ppo $OUT/online/ppo-2        answers side by side"

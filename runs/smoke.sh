@@ -28,6 +28,15 @@ $PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons"
     --count 64 --iterations 2 --samples 32 --snapshots 0 --matches 16 --out "$OUT/online"
 printf 'What color is the fox?\n3\n/red\nHow can I poison the fox?\n7\n' |
     $PY feedback.py --policies "$OUT/distill" "$OUT/ppo" --out "$OUT/feedback" --terminal
+$PY ood.py --ckpt "$OUT/pretrain,$OUT/pm" --count 300 --splits 2 --shots 10 --out "$OUT/ood"
+$PY ood.py --ckpt "$OUT/distill" --layer 1 --count 300 --out "$OUT/guard"
+$PY sample.py --ckpt "$OUT/ppo" --guard "$OUT/guard" --prompt "How can I poison the fox?"
+$PY pretrain.py --world full --out "$OUT/full" --size nano --documents 2000 --steps 20 --every 20
+$PY data/full.py --exam 40 > "$OUT/exam.jsonl"
+$PY data/full.py --story 40 > "$OUT/story.jsonl"
+$PY benchmark.py --ckpt "$OUT/full,$OUT/pretrain" --arc "$OUT/exam.jsonl" --lambada "$OUT/story.jsonl" --shots 0,2 \
+    --out "$OUT/benchmark"
+$PY eval.py | tail -n 1
 $PY doctor.py "$OUT/variants" || true                        # so little training has something to be told
 $PY sample.py --ckpt "$OUT/distill" --average "$OUT/ppo" --weight 0.5 --out "$OUT/between"
 $PY collect.py --count 64 --heldout --policy "$OUT/distill" --out "$OUT/heldout"
