@@ -522,11 +522,11 @@ def test_a_pm_knows_summaries_too(runs):
     claims.trained_pm(WHOLE, 4)
     lot, own = runs["collect"][0], runs["preference"][0]
     assert (lot.policy, lot.seed, lot.count) == ("out/toy/full/distill", 4, 3400)
-    assert (own.init, own.pairs, own.data) == ("out/toy/full/pretrain", 8000, "")
+    assert (own.init, own.pairs, own.data) == ("out/toy/full/pretrain", 16000, "")
     name, init, train, test, knobs = runs["pms"][0]
     assert (name, init) == ("full-pm-4", own.out) and knobs == dict(lr=claims.LR_AFTER)
-    assert [x["n"] for x in train if "n" in x] == list(range(3000))
-    assert [x["n"] for x in test if "n" in x] == list(range(3000, 3400))
+    assert [x["n"] for x in train if "n" in x] == list(range(6000))
+    assert [x["n"] for x in test if "n" in x] == list(range(6000, 6400))
     short = [[x for x in part if x["objective"] == "summary"] for part in (train, test)]
     assert [len(x) for x in short] == [1000, 133] and len(train) == 4000
     assert short[0] + short[1] == [probes.summary("full/4", i) for i in range(1133)]
