@@ -44,8 +44,11 @@ def section(name, claim, told, panels):
 
 def claims_page(claims, done, judged):
     head = ("# The claims\n\nWritten by `python eval.py --readme` from results/. Points are means "
-            "over seeds, bands and bars one standard error over seeds. Rules were fixed before a "
-            "claim's last run; where one was changed after records had been seen, it says so.\n\n")
+            "over seeds, bands and bars one standard error over seeds, as is \"±\". Rules were "
+            "fixed before a claim's last run, but for two things that came when most records were "
+            "in: the least sizes that matter (\"and a point\"), and *inconclusive* for what is "
+            "too noisy to tell, which H04, H10, H11, H23, I01, I11 and repair became from *not "
+            "held*. Where more was changed after records had been seen, the rule says so.\n\n")
     return head + "\n".join(section(name, claims[name], told, judged[name])
                             for name, told in done.items())
 

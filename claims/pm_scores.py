@@ -5,12 +5,13 @@ calibration, H06 two good answers, H07 HHH comparisons, H08 harmful utterances.
 """
 
 import preference
-from claims.records import Claim, Effect, append, bars, missing, over_seeds, verdict
+from claims.records import (Claim, Effect, append, bars, missing, over_seeds, rises, verdict,
+                            within)
 from claims.start import LR_AFTER, of, points, pretrained, test_lines, train_lines, train_pm
 from common import load_checkpoint
 from data import probes
 from data.tokenizer import loads, parse_prompt
-from measures import (accuracy, accuracy_above, confidence_gap, difference, ece, ece_floor, ece_se,
+from measures import (accuracy, accuracy_above, confidence_gap, ece, ece_floor, ece_se,
                       mean_se, separation)
 from model import unpack
 
@@ -44,20 +45,20 @@ def h04(cfg):
 
 
 def verdict_h04(rows):
-    """held: the first turn is ahead of the later ones by 2 errors and a point, and the later differ
-    by less than a point beyond theirs.
+    """held: the first turn is ahead of the mean of the later ones by 2 errors over paired seeds and
+    a point, and the later differ by less than a point, by 2 errors. (Until the records were in,
+    seeds were not paired, and later turns could differ by 2 errors and a point.)
     """
     found = over_seeds(rows, "accuracy", "turn")
     panels = [("accuracy by turn", "turn", "held-out accuracy", {
         "PM": {t: f for (t,), f in found.items()},
         "best possible": {t: f for (t,), f in over_seeds(rows, "bayes", "turn").items()}})]
-    turns = [[r["accuracy"] for r in rows if r["turn"] == t] for t in (1, 2, 3)]
-    first, first_se = difference(turns[0], turns[1] + turns[2])
-    later, later_se = difference(turns[1], turns[2])
+    own = sorted(rows, key=lambda r: r["seed"])
+    turns = zip(*([r["accuracy"] for r in own if r["turn"] == t] for t in (1, 2, 3)), strict=True)
+    first, later = zip(*((a - (b + c) / 2, b - c) for a, b, c in turns))
     told = ", ".join(f"{t}: {points(m)} ± {points(se)}" for (t,), (m, se, _) in found.items())
     told = f"accuracy on turn {told}"
-    ahead, flat = Effect((first, first_se), 0.01), abs(later) < 2 * later_se + 0.01
-    return verdict([ahead, flat], rows, told, panels)
+    return verdict([rises(first, 0.01), within(later, 0.01)], rows, told, panels)
 
 
 def h05(cfg):

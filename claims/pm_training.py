@@ -8,7 +8,8 @@ that have no record yet; `verdict_hXX(rows)` reads the records alone.
 import shutil
 
 import preference
-from claims.records import Claim, Effect, append, bars, curves, missing, over_seeds, paired, verdict
+from claims.records import (ANY, Claim, Effect, append, bars, curves, missing, over_seeds, paired,
+                            passes, told_of, verdict)
 from claims.start import (LR_AFTER, LR, base, measure, of, points, pool, pretrained, test_lines,
                           train_lines, train_pm)
 from common import load_checkpoint
@@ -68,20 +69,21 @@ def h03(cfg):
 
 
 def verdict_h03(rows):
-    """held: helpful accuracy is fit by a + b log10 P + c log10 D with b and c above 0 by two errors
-    and R2 of 0.7 or more.
+    """held: helpful accuracy is fit by a + b log10 P + c log10 D with b and c, a fit a seed, above
+    0 by two errors over seeds, and a mean R2 of 0.7 or more.
     """
     panels = [(o, *axis) for o in ("helpful", "harmless") for axis in (
         ("comparisons", "held-out accuracy", curves(rows, o, "size", "pairs")),
         ("parameters", "held-out accuracy", curves(rows, o, "pairs", "parameters")))]
-    told, holds = [], True
+    told, fits = [], {}
     for o in ("helpful", "harmless"):
-        fit = log_linear_fit([r["parameters"] for r in rows], [r["pairs"] for r in rows],
-                             [r[o] for r in rows], at=(1e6, 1e3))
-        if o == "helpful":
-            holds = (fit["b"] > 2 * fit["b_se"] and fit["c"] > 2 * fit["c_se"] and fit["r2"] >= 0.7)
-        told.append(f"{o} {fit['a']:.3f} + {fit['b']:.3f} ± {fit['b_se']:.3f} log10(P/1e6) + "
-                    f"{fit['c']:.3f} ± {fit['c_se']:.3f} log10(D/1e3), R2 {fit['r2']:.2f}")
+        by = [[r for r in rows if r["seed"] == s] for s in sorted({r["seed"] for r in rows})]
+        found = [log_linear_fit(*([r[k] for r in own] for k in ("parameters", "pairs", o)),
+                                at=(1e6, 1e3)) for own in by]
+        fits[o] = {k: [f[k] for f in found] for k in ("a", "b", "c", "r2")}
+        told.append("{} {} + {} log10(P/1e6) + {} log10(D/1e3), R2 {}".format(
+            o, *(told_of(fits[o][k], "", 3) for k in "abc"), told_of(fits[o]["r2"], "")))
+    holds = [*(passes(fits["helpful"][k]) for k in "bc"), mean_se(fits["helpful"]["r2"])[0] >= 0.7]
     return verdict(holds, rows, "; ".join(told), panels, log_x=True)
 
 
@@ -160,16 +162,18 @@ def h27(cfg, total=1500):
 
 
 def verdict_h27(rows):
-    """held: the PM of both is within 1 point, or 2 errors, of each specialist on its own task."""
+    """held: the PM of both loses less than a point to each specialist on its own task, by 2 errors
+    over paired seeds. (Until the records were in, a loss within 2 errors of unpaired means passed.)
+    """
     rows = averaged(rows, "hh")
-    told, holds = [], True
+    told, holds = [], []
     for task in ("hh", "summary"):
         found = over_seeds(rows, task, "data")
         (own, own_se, _), (both, both_se, _) = found[task,], found["both",]
-        error = (own_se ** 2 + both_se ** 2) ** 0.5
-        holds &= both > own - max(2 * error, 0.01)
+        lost, error = paired(rows, task, "data", "both", task)
+        holds.append(Effect((0.01 - lost, error), ANY))
         told.append(f"{task}: {points(own)} ± {points(own_se)} alone, {points(both)} ± "
-                    f"{points(both_se)} mixed")
+                    f"{points(both_se)} mixed, {points(lost)} ± {points(error)} lost")
     panels = [bars(f"on {task} comparisons", "accuracy", {
         data: [r[task] for r in rows if r["data"] == data] for data in (task, "both")})
         for task in ("hh", "summary")]

@@ -14,6 +14,7 @@ from elo import LOOKS
 from measures import mean_se
 
 
+ANY = 1e-9                      # least size of an Effect that matters however small it is
 FOLDER = [Path("results")]     # eval.py --quick names another, so that its lines mix with none
 
 
@@ -80,9 +81,11 @@ def above(found, by=2):
 
 
 def told_of(values, sign="+", places=2):
-    """Mean and error of values as text; sign "" for what is no gain, loss or gold."""
+    """Mean and error of values as text, of one value itself; sign "" for what is no gain, loss or
+    gold.
+    """
     mean, se = mean_se(values)
-    return f"{mean:{sign}.{places}f} ± {se:.{places}f}"
+    return f"{mean:{sign}.{places}f}" + (f" ± {se:.{places}f}" if len(values) > 1 else "")
 
 
 def seeds_of(rows):
@@ -119,6 +122,23 @@ class Effect:
         return math.ceil(n * (2 * se / room) ** 2)
 
 
+def rises(values, matters):
+    """The Effect of values over seeds."""
+    return Effect(mean_se(values), matters)
+
+
+def passes(values):
+    """The Effect of values whose mean has to be above 0, by however little: a bound is passed."""
+    return rises(values, ANY)
+
+
+def within(values, most):
+    """The Effect of a mean that has to lie within `most` of 0 by two errors: noise does not help.
+    """
+    mean, se = mean_se(values)
+    return Effect((most - abs(mean), se), ANY)
+
+
 def verdict(holds, rows, told, panels=(), log_x=False, least=3):
     """The verdict on records of at least `least` seeds; with fewer it is inconclusive.
 
@@ -130,7 +150,8 @@ def verdict(holds, rows, told, panels=(), log_x=False, least=3):
     word = next((w for w in ("not held", "inconclusive") if w in words), "held")
     if word == "inconclusive":
         need = max(p.seeds(seeds_of(rows)) for p, w in zip(parts, words) if w == word)
-        word = f"inconclusive: about {need} seeds would tell, if the means stayed"
+        many = f"about {need}" if need <= 1000 else "over 1000"
+        word = f"inconclusive: {many} seeds would tell, if the means stayed"
     word = word if seeds_of(rows) >= least else f"inconclusive: fewer than {least} seeds"
     return Verdict(word, told, tuple(panels), log_x)
 

@@ -6,6 +6,7 @@ rule's conditions dropped.
 """
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -84,14 +85,13 @@ def h03(b=0.03, c=0.04, bend=0.0):
     out = []
     for u, e in grid(parameters=(1e5, 1e6, 4e6), pairs=(100, 1000, 3000)):
         p, d = u["parameters"] / 1e6, u["pairs"] / 1e3
-        import math
         value = 0.6 + b * math.log10(p) + c * math.log10(d) + bend * (u["pairs"] == 1000) + e
         out.append({**u, "size": str(u["parameters"]), "helpful": value, "harmless": value})
     return out
 
 
-def h04(first=0.05, last=0.0):
-    return [{**u, "accuracy": 0.7 + first * (u["turn"] == 1) + last * (u["turn"] == 3) + e,
+def h04(first=0.05, last=0.0, seed=1):
+    return [{**u, "accuracy": 0.7 + first * (u["turn"] == 1) + last * (u["turn"] == 3) + seed * e,
              "bayes": 0.8} for u, e in grid(turn=(1, 2, 3))]
 
 
@@ -132,9 +132,10 @@ def h15(nano=-0.07, toy=-0.01):
              "harmless": 0.8} for u, e in grid(size=("nano", "toy"), weight=(1, 3, 10))]
 
 
-def h27(cost=0.0):
+def h27(cost=0.0, seed=1):
     out = []
     for u, e in grid(data=("hh", "summary", "both")):
+        e = e * seed
         both = u["data"] == "both"
         hh = 0.5 if u["data"] == "summary" else 0.75 - cost * both
         out.append({**u, "helpful": hh + e, "harmless": hh + e,
@@ -164,7 +165,7 @@ def i03(gap=0.03):
     (verdict_h08, h08, [dict(gap=0.0), dict(gap=-2.0)]),
     (verdict_h14, h14, [dict(under=0.5), dict(loss=-1)]),
     (verdict_h15, h15, [dict(nano=0.0), dict(toy=-0.09)]),
-    (verdict_h27, h27, [dict(cost=0.05)]),
+    (verdict_h27, h27, [dict(cost=0.05), dict(cost=0.012)]),
     (verdict_i02, i02, [dict(worse=0.0, more=0.1), dict(worse=0.05, more=-0.1)]),
     (verdict_i03, i03, [dict(gap=0.0), dict(gap=-0.03)]),
 ])
@@ -176,6 +177,28 @@ def test_a_verdict_holds_fails_and_waits(judge, rows, bad):
     for changed in bad:
         assert judge(rows(**changed)).word == "not held", changed
     assert judge([r for r in rows() if r["seed"] < 2]).word.startswith("inconclusive")
+
+
+def test_seeds_are_paired():
+    """What a seed's tests share takes nothing from a difference, nor hides a loss of 2 points."""
+    assert verdict_h04(h04(seed=50)).word == "held" == verdict_h27(h27(0.005, seed=50)).word
+    assert verdict_h27(h27(0.02, seed=50)).word == "not held"
+    told = verdict_h27(h27(0.02, seed=50)).told
+    assert "75.0% ± 5.8% alone, 73.0% ± 5.8% mixed, 2.0% ± 0.0% lost; summary: 70.0%" in told
+    mixed = sorted(h04(seed=50), key=lambda r: r["seed"] * (r["turn"] - 2))
+    assert verdict_h04(mixed).word == "held"
+    noisy = [{**r, "accuracy": r["accuracy"] + 0.05 * (r["seed"] - 1) * (r["turn"] == 3)}
+             for r in h04(first=0.3)]
+    assert "seeds would tell" in verdict_h04(noisy).word             # noise makes no turns equal
+
+
+def test_slopes_have_errors_over_seeds():
+    """A slope that is another in each seed, though each fit is exact."""
+    rows = [{**r, "helpful": 0.6 + 0.02 * (1 + 0.95 * (r["seed"] - 1)) * math.log10(
+        r["parameters"] / 1e6) + 0.04 * math.log10(r["pairs"] / 1e3)} for r in h03()]
+    found = verdict_h03(rows)
+    assert found.told.startswith("helpful 0.600 ± 0.000 + 0.020 ± 0.011 log10(P/1e6) + 0.040 ± 0.0")
+    assert "R2 1.00 ± 0.00;" in found.told and "seeds would tell" in found.word
 
 
 def test_numbers_are_told_as_they_are():
@@ -214,6 +237,7 @@ def test_the_tables_of_the_readme(here):
     assert "**Not held.** helpful: ECE" in page and "Why: both are calibrated" in page
     assert "Held means: ECE of both under 0.05" in page and "`python eval.py H05`, 3 seeds" in page
     assert "The paper's figures: the curve lies on" in page and "![" not in page
+    assert "came when most records were in: the least sizes that matter" in page
 
 
 def test_an_effect_is_held_refuted_or_open():
@@ -225,6 +249,26 @@ def test_an_effect_is_held_refuted_or_open():
         assert records.Effect(found, 0.2).word == word, found
     assert records.Effect((0.5, 0.3), 0.2).seeds(3) == 5          # 3 x (0.6 / 0.5)^2 = 4.3
     assert records.Effect((0.15, 0.05), 0.2).seeds(3) == 12       # 3 x (0.1 / 0.05)^2
+    assert records.Effect((0.2, 0.0), 0.2).word == "held"         # without an error, all is told
+    assert records.Effect((0.19, 0.0), 0.2).word == "not held"
+
+
+def test_effects_of_values():
+    """Mean 2, error 0.5 of (1.134, 2, 2.866): above by two errors and 1.9; within 3.1, over 0.9."""
+    some = [1.1339746, 2.0, 2.8660254]
+    assert [records.rises(some, x).word for x in (1.9, 2.1, 3.1)] == [
+        "held", "inconclusive", "not held"]
+    assert records.rises(some, 3.1).found == pytest.approx((2.0, 0.5))
+    for sign in (1, -1):
+        words = [records.within([sign * x for x in some], most).word for most in (3.1, 2.5, 0.9)]
+        assert words == ["held", "inconclusive", "not held"]
+    shifted = [[x - by for x in some] for by in (0.9, 1.5, 3.1)]
+    assert [records.passes(x).word for x in shifted] == ["held", "inconclusive", "not held"]
+    assert records.within([-9.0, 0.0, 9.0], 1.0).word == "inconclusive"    # noise is no equality
+
+
+def test_one_seed_has_no_error():
+    assert records.told_of([1.5]) == "+1.50" and records.told_of([1.0, 2.0], "", 1) == "1.5 ± 0.5"
 
 
 def test_a_rule_of_parts():
@@ -234,7 +278,8 @@ def test_a_rule_of_parts():
     wider = records.Effect((0.5, 0.5), 0.2)
     for parts, word in (([yes, True], "held"), ([yes, False], "not held"), ([no, wide], "not held"),
                         ([wide, False], "not held"),
-                        ([yes, wide, wider], "inconclusive: about 12 ")):
+                        ([yes, wide, wider], "inconclusive: about 12 "),
+                        ([wide, records.passes([0.0, 1.0, -1.0])], "inconclusive: over 1000 ")):
         found = records.verdict(parts, three, "x").word
         assert found == word or word.endswith(" ") and found.startswith(word), parts
     assert records.verdict([yes], three[:2], "x").word == "inconclusive: fewer than 3 seeds"
