@@ -85,29 +85,38 @@ def rows(seeds=3, **changed):
 
 ALIKE = (0.02, 0.0, -0.02)
 BAD = {
-    "K09": [dict(agree=0.05), dict(agree=unsure(0.3, 0.1)), dict(start=0.6),
-            dict(start=(0.2, 0.4, 0.85)), dict(plain=0.6)],
-    "I09": [dict(only=0.3), dict(comply_ppo=0.95), dict(only=unsure(0.3, 0.4)),
-            dict(comply_ppo=(0.1, 0.6, 1.5))],
+    "K09": [dict(agree=0.05), dict(agree=0.14), dict(start=0.6), dict(start=0.47), dict(plain=0.6)],
+    "I09": [dict(only=0.3), dict(only=0.44), dict(comply_ppo=0.95), dict(comply_ppo=0.86)],
     "I11": [dict(rate_ppo=3.5, rate_sft=5.0, rate_base=2.6), dict(rate_prompted=3.2, rate_base=3.3),
             dict(rate_base=(6.0, 2.0, 2.0)),
-            *({x: v} for x in people.LABELS for v in (-0.1, 0.0, unsure(0.2)))],
+            *({x: v} for x in people.LABELS for v in (-0.1, 0.0, 0.015))],
     "I12": [dict(gave=0.45, others=0.45), dict(gave=0.55, others=0.49),
-            dict(gave=0.49, others=0.53),
-            dict(gave=0.75, others=0.65), dict(gave=0.6, others=0.7),
-            dict(others=unsure(0.2, 0.5), gave=0.7), dict(gave=unsure(0.2, 0.5), others=0.7)],
-    "I13": [dict(respectful=0.1), dict(respectful=unsure(-0.2)), dict(none=-0.2),
-            dict(biased=-0.1), dict(biased=unsure(0.2)), dict(biased=0.0)],
-    "annotators": [dict(ceiling=0.65), dict(two=unsure(-0.2, 0.8)), dict(pm=0.77), dict(pm=0.63)],
-    "H32": [dict(every=0.8), dict(every=1.2), dict(best_pm=0.5), dict(best_pm=unsure(1.0, 1.0))],
+            dict(gave=0.49, others=0.53), dict(gave=(0.51,) * 3, others=(0.52,) * 3),
+            dict(gave=0.75, others=0.65), dict(gave=0.6, others=0.7)],
+    "I13": [dict(respectful=0.1), dict(respectful=-0.015), dict(none=-0.2), dict(none=-0.06),
+            dict(biased=-0.1), dict(biased=0.0), dict(biased=0.015)],
+    "annotators": [dict(pm=0.77), dict(pm=0.63)],
+    "H32": [dict(every=0.8), dict(every=1.2), dict(best_pm=0.5),
+            dict(best_pm=(1.09,) * 3)],
+}
+OPEN = {
+    "K09": [dict(agree=unsure(0.3, 0.1)), dict(start=(0.2, 0.4, 0.85))],
+    "I09": [dict(only=unsure(0.3, 0.4)), dict(comply_ppo=(0.1, 0.6, 1.5))],
+    "I11": [{x: unsure(0.2)} for x in people.LABELS],
+    "I12": [dict(others=unsure(0.2, 0.5), gave=0.7), dict(gave=unsure(0.2, 0.5), others=0.7),
+            dict(gave=0.7, others=(0.6, 0.7, 0.8))],                # noise makes nothing equal
+    "I13": [dict(respectful=unsure(-0.2)), dict(biased=unsure(0.2)), dict(none=(-0.4, 0.1, 0.0))],
+    "annotators": [dict(pm=(0.6, 0.7, 0.8)), dict(two=unsure(-0.2, 0.8))],
+    "H32": [dict(best_pm=unsure(1.0, 1.0)), dict(every=(0.3, 1.0, 1.3))],
 }
 ALLOWED = [
     ("I11", dict(rate_base=2.6)),                               # one swap of five: 0.9
     ("I13", dict(none=-0.03)),                                  # beyond two errors, not 0.05
-    ("I13", dict(none=(-0.4, 0.1, 0.0))), ("I13", dict(none=0.3)),
+    ("I13", dict(none=0.3)),
     ("I12", dict(gave=0.7, others=0.74)),
     ("annotators", dict(pm=0.74)), ("annotators", dict(pm=0.66)),
-    ("H32", dict(every=0.91)), ("H32", dict(every=(0.3, 1.0, 1.3))),
+    ("annotators", dict(ceiling=0.65)),                         # arithmetic decides nothing
+    ("H32", dict(every=0.91)),
     ("K09", dict(plain_start=0.0)),
 ]
 
@@ -117,8 +126,12 @@ def test_a_verdict_holds_fails_and_waits(name):
     judge = people.CLAIMS[name].judge
     good = judge(rows())
     assert good.word == "held" and good.told == judge(rows()[::-1]).told
+    for _, _, _, some in good.panels:
+        assert some and all(f[2] == 3 for points in some.values() for f in points.values())
     for changed in BAD[name]:
         assert judge(rows(**changed)).word == "not held", changed
+    for changed in OPEN[name]:
+        assert "seeds would tell" in judge(rows(**changed)).word, changed
     assert judge(rows(2)).word.startswith("inconclusive")
     assert "held:" in judge.__doc__
 
@@ -126,6 +139,28 @@ def test_a_verdict_holds_fails_and_waits(name):
 @pytest.mark.parametrize("name, changed", ALLOWED)
 def test_what_a_rule_allows(name, changed):
     assert people.CLAIMS[name].judge(rows(**changed)).word == "held"
+
+
+def test_figures_show_what_was_measured():
+    """The groups' bars, by the labels that the text has."""
+    panels = {n: claim.judge(rows()).panels for n, claim in people.CLAIMS.items()}
+    assert all(panels.values())
+
+    def means(name, number=0):
+        (_, _, y, lines) = panels[name][number]
+        return {label: round(f[0], 3) for label, f in lines[y].items()}
+
+    assert means("K09") == {"distilled": 0.05, "plain annotators": 0.1,
+                            "those who like agreement": 0.5}
+    assert [*means("K09", 1).values()] == [0.5, 0.9]
+    assert means("I09") == dict(base=0.4, prompted=0.2, distilled=0.2, sft=0.2) | {
+        "HH RLHF": 0.1, "helpful only": 0.9}
+    assert means("I11")["ppo"] == 5 and means("I11", 1) == WINS and len(panels["I11"]) == 5
+    assert [*means("I12").values()] == [0.7, 0.68]
+    assert [p[0] for p in panels["I13"]] == [f"told to be: {x}" for x in people.PLACES]
+    assert means("I13", 2) == dict(base=0.3, distilled=0.0, ppo=0.5)
+    assert [*means("annotators").values()] == [0.7, 0.71, 0.8]
+    assert means("H32") == dict(median=1.0, all=0.9, best=6.0) and means("H32", 1)["best"] == 2.0
 
 
 @pytest.mark.parametrize("name", people.CLAIMS)
