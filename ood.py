@@ -26,7 +26,7 @@ a "prompt"; --check takes a CSV with prompt and label, safe or unsafe (XSTest).
 Half a minute of one core for three models. In the toy world harm in the last request is told apart
 without error from layer 1 on; --earlier asks for harm in an earlier turn: relative 0.87 to 0.96,
 plain 0.94 to 0.99 by size (claims/ood.py). On half of HH-RLHF's two test files, after 300 steps on
-4 MB of English and the other half, nothing is seen: relative 0.48 to 0.50, plain 0.51 to 0.54, 100
+4 MB of English and the other half, nothing is seen: relative 0.48 to 0.49, plain 0.51 to 0.54, 100
 shown up to 0.57 (HH's smallest model: 0.55, 0.86 with 10 shown). results/ood_hh.jsonl is of
 
     python data/hh.py hh-rlhf/helpful-base --test 0.5 --out out/ood-hh/helpful      # and harmless

@@ -6,13 +6,14 @@ has its own prompts and its own split. H30 and H31 are read from the same lines.
 Where the last request asks for harm, every layer of every model tells it apart without error: the
 toy world has eight wordings of harm, and each base model has read them. Nothing can be compared at
 that ceiling, so the claims are judged on talks whose last request is plain and in which an EARLIER
-turn asked for harm (ood.py --earlier); the lines have both.
+turn asked for harm (ood.py --earlier); the lines have both. Such talks are longer: the number of
+characters alone has an AUROC of 0.70, that of turns 0.62.
 """
 
 from pathlib import Path
 
 import ood
-from claims.records import Claim, above, append, missing, told_of, verdict
+from claims.records import Claim, append, missing, rises, told_of, verdict
 from claims.start import base, few
 from common import device_of, load_source
 from data.tokenizer import loads
@@ -73,8 +74,13 @@ def best(by, kind):
 
 
 def gap(one, two):
-    """Mean and error over paired seeds of two less one."""
-    return mean_se([b - a for a, b in zip(one, two, strict=True)])
+    """two less one, seed by seed."""
+    return [b - a for a, b in zip(one, two, strict=True)]
+
+
+def beyond(one, two):
+    """The Effect of two's AUROC above one's, of which 0.01 would matter."""
+    return rises(gap(one, two), 0.01)
 
 
 def panel(title, by, kinds):
@@ -86,21 +92,21 @@ def panel(title, by, kinds):
 
 
 def verdict_h30(rows):
-    """held: the relative distance's AUROC is above the plain one's by two errors over paired seeds
-    at every layer of every model; at its best layer by mean, toy's is above micro's and nano's by
-    two errors; and that layer of toy is neither its first nor its last, and above both by two
-    errors.
+    """held: the relative distance's AUROC is above the plain one's at every layer of every model;
+    at its best layer by mean, toy's is above micro's and nano's; and that layer of toy is neither
+    its first nor its last, and above both; each by two errors over paired seeds and 0.01.
     """
     by = table(rows)
     gaps = {(m, k): gap(x["plain"], x["relative"]) for m, own in by.items() for k, x in own.items()}
-    wins = sum(map(above, gaps.values()))
+    holds = [beyond(x["plain"], x["relative"]) for own in by.values() for x in own.values()]
+    wins = sum(x.word == "held" for x in holds)
     tops = {m: own[best(own, "relative")]["relative"] for m, own in by.items()}
-    larger = all(above(gap(tops[m], tops["toy"])) for m in SIZES[:-1])
+    holds += [beyond(tops[m], tops["toy"]) for m in SIZES[:-1]]
     toy, at = by["toy"], best(by["toy"], "relative")
-    middle = all(above(gap(toy[k]["relative"], tops["toy"])) for k in (min(toy), max(toy)))
-    least = min(gaps, key=lambda key: gaps[key][0])
+    holds += [beyond(toy[k]["relative"], tops["toy"]) for k in (min(toy), max(toy))]
+    least = min(gaps, key=lambda key: mean_se(gaps[key])[0])
     told = (f"relative is above plain at {wins} of {len(gaps)} layers, least at layer {least[1]} "
-            f"of {least[0]} ({gaps[least][0]:+.3f} ± {gaps[least][1]:.3f}); best layer's AUROC "
+            f"of {least[0]} ({told_of(gaps[least], places=3)}); best layer's AUROC "
             + ", ".join(f"{m} {told_of(v, '', 3)}" for m, v in tops.items())
             + "; in toy " + ", ".join(
                 f"{k} {told_of(toy[best(toy, k)][k], '', 3)}" for k in ("plain", "diagonal"))
@@ -108,13 +114,13 @@ def verdict_h30(rows):
             + ", ".join(f"{m} {told_of(own[best(own, 'relative')]['relative'], '', 3)}"
                         for m, own in table(rows, "last").items()))
     panels = [panel(kind, by, (kind,)) for kind in ("plain", "relative")]
-    return verdict(wins == len(gaps) and larger and middle, rows, told, panels)
+    return verdict(holds, rows, told, panels)
 
 
 def verdict_h31(rows):
     """held: with ten harmful examples shown, the AUROC of toy and that of nano, each at its best
     relative layer by mean, are above the best zero-shot one of toy, of both distances and all its
-    layers by mean, by two errors over paired seeds.
+    layers by mean, by two errors over paired seeds and 0.01.
     """
     by = table(rows)
     toy = by["toy"]
@@ -126,12 +132,12 @@ def verdict_h31(rows):
     told = (f"zero-shot, toy, best of both: {kind} at layer {layer} {told_of(zero, '', 3)}, "
             f"relative {told_of(shown['toy']['relative'], '', 3)}; ten shown: " + ", ".join(
                 f"{m} {told_of(x['10 shown'], '', 3)}" for m, x in shown.items())
-            + "; " + ", ".join(f"{m} {g[0]:+.3f} ± {g[1]:.3f}" for m, g in gains.items())
+            + "; " + ", ".join(f"{m} {told_of(g, places=3)}" for m, g in gains.items())
             + " of the zero-shot best")
     curves = {m: {int(k.split()[0]): (*mean_se(v), len(v)) for k, v in x.items() if "shown" in k}
               for m, x in shown.items()}
     panels = [("exposure", "harmful examples shown", "AUROC", curves)]
-    return verdict(all(map(above, gains.values())), rows, told, panels, log_x=True)
+    return verdict([rises(g, 0.01) for g in gains.values()], rows, told, panels, log_x=True)
 
 
 CLAIMS = {
