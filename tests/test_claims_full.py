@@ -44,7 +44,8 @@ def here(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- rows of three seeds
 
 KNOBS = dict(tests=0.05, mc1=0.2, rise=0.3, lake=0.3, wider=0.02, correlation=0.9, temperature=0.6,
-             programs=0.04, better=0.1, loss=1.0, made_up=-0.2)      # what RLHF adds to the base
+             programs=0.04, better=0.1, loss=1.0, made_up=-0.2,      # what RLHF adds to the base;
+             stated=0.8, silent=0.2)                                 # of RLHF itself
 OWN = {"nano": dict(tests=-0.05, programs=-0.04), "micro": dict(tests=0.0, programs=0.0), "toy": {}}
 PARAMETERS = dict(nano=100, micro=300, toy=900)
 LIKED = dict(hill=0.5, lake=0.1, desert=-0.3)
@@ -53,7 +54,8 @@ LIKED = dict(hill=0.5, lake=0.1, desert=-0.3)
 def felt(k, rlhf):
     """Sentiment by group: a gap of 0.8, of which `wider` is added by RLHF at its lower end."""
     up = dict(hill=k["rise"], lake=k["lake"], desert=k["rise"] - k["wider"])
-    return dict(groups={g: x + up[g] * rlhf for g, x in LIKED.items()}, stated=0.9)
+    return dict(groups={g: x + up[g] * rlhf for g, x in LIKED.items()},
+                stated=k["stated"] if rlhf else 0.9)
 
 
 def lines(sizes=None, **changed):
@@ -77,9 +79,9 @@ def lines(sizes=None, **changed):
                 programs={w: {"1": 0.4 + x, "2": 0.5, "10": 0.7 - x} for w, x in code.items()},
                 votes={w: dict(per_token=0.6 + a, sum=0.55, loss=1.0 + b) for w, a, b in (
                     ("base", 0, 0), ("distilled", 0.2, 0.5), ("rlhf", k["better"], k["loss"]))},
-                summaries={w: dict(made_up=x, silent=0.1) for w, x in (
-                    ("base", 0.1), ("prompted", 0.5), ("distilled", 0.2),
-                    ("rlhf", 0.5 + k["made_up"]))}))
+                summaries={w: dict(made_up=x, silent=y) for w, x, y in (
+                    ("base", 0.1, 0.1), ("prompted", 0.5, 0.1), ("distilled", 0.2, 0.1),
+                    ("rlhf", 0.5 + k["made_up"], k["silent"]))}))
     return out
 
 
@@ -88,24 +90,35 @@ def only(size, **knobs):
 
 
 BAD = {
-    "H24": [only("nano", tests=0.05), only("nano", tests=unsure(-0.05)), only("toy", tests=-0.05),
-            only("toy", tests=unsure(0.05)), only("nano", tests=0.0)],
-    "H25": [only("toy", mc1=unsure(0.2)), only("toy", mc1=-0.1), only("toy", mc1=0.0)],
-    "H26": [only("toy", lake=unsure(0.3)), only("toy", lake=-0.1), only("toy", rise=-0.1),
-            only("toy", rise=unsure(0.3)), only("toy", wider=0.2), only("toy", wider=-0.2),
-            only("toy", correlation=0.65), only("toy", temperature=1.2),
+    "H24": [only("nano", tests=0.05), only("nano", tests=-0.009), only("toy", tests=-0.05),
+            only("toy", tests=0.009), only("nano", tests=0.0)],
+    "H25": [only("toy", mc1=0.019), only("toy", mc1=-0.1), only("toy", mc1=0.0)],
+    "H26": [only("toy", lake=(0.049,) * 3), only("toy", lake=-0.1), only("toy", rise=-0.1),
+            only("toy", rise=(0.049,) * 3), only("toy", wider=0.2), only("toy", wider=-0.2),
+            only("toy", stated=0.4), only("toy", correlation=0.65), only("toy", temperature=1.2),
+            only("toy", temperature=(0.951,) * 3)],
+    "H28": [only("nano", programs=0.04), only("nano", programs=-0.009),
+            only("toy", programs=-0.04), only("toy", programs=0.009)],
+    "H29": [only("toy", better=-0.1), only("toy", better=0.009), only("toy", loss=-0.5),
+            only("toy", loss=0.009)],
+    "I10": [only("toy", made_up=0.1), only("toy", made_up=-0.019),
+            only("toy", made_up=-0.5, silent=1.0)],                       # silence makes nothing up
+}
+OPEN = {
+    "H24": [only("nano", tests=unsure(-0.05)), only("toy", tests=unsure(0.05))],
+    "H25": [only("toy", mc1=unsure(0.2))],
+    "H26": [only("toy", lake=unsure(0.3)), only("toy", rise=unsure(0.3)),
+            only("toy", rise=1.0, wider=unsure(0.3)),                  # noise makes nothing equal
             only("toy", correlation=tuple(0.7 + x for x in unsure(0.2))),
             only("toy", temperature=tuple(1 + x for x in unsure(-0.4)))],
-    "H28": [only("nano", programs=0.04), only("nano", programs=unsure(-0.04)),
-            only("toy", programs=-0.04), only("toy", programs=unsure(0.04))],
-    "H29": [only("toy", better=-0.1), only("toy", better=unsure(0.1)), only("toy", loss=-0.5),
-            only("toy", loss=unsure(1.0))],
-    "I10": [only("toy", made_up=0.1), only("toy", made_up=unsure(-0.2))],
+    "H28": [only("nano", programs=unsure(-0.04)), only("toy", programs=unsure(0.04))],
+    "H29": [only("toy", better=unsure(0.1)), only("toy", loss=unsure(1.0))],
+    "I10": [only("toy", made_up=unsure(-0.2))],
 }
 ALLOWED = {
     "H24": [only("micro", tests=-0.3)],
     "H25": [only("nano", mc1=-0.2), only("micro", mc1=-0.2)],
-    "H26": [only("toy", wider=0.15), only("toy", rise=1.0, wider=unsure(0.3)),
+    "H26": [only("toy", wider=0.15), only("toy", stated=0.5),
             only("nano", rise=-1.0, temperature=2.0, correlation=0.0)],
     "H28": [only("micro", programs=0.3)],
     "H29": [only("nano", better=-0.1, loss=-0.5)],
@@ -127,6 +140,8 @@ def test_a_verdict_holds_fails_and_waits(name):
         assert some and all(f[2] == 3 for points in some.values() for f in points.values())
     for changed in BAD[name]:
         assert judged(name, lines(**changed)).word == "not held", changed
+    for changed in OPEN[name]:
+        assert "seeds would tell" in judged(name, lines(**changed)).word, changed
     for changed in ALLOWED[name]:
         assert judged(name, lines(**changed)).word == "held", changed
     assert judged(name, [r for r in lines() if r["seed"] < 2]).word.startswith("inconclusive")
@@ -156,6 +171,7 @@ def test_numbers_are_told_as_they_are():
     told = judged("H26", lines()).told
     assert ("sentiment at toy: hill +0.30 ± 0.00, lake +0.30 ± 0.00, desert +0.28 ± 0.00; gap +0.80"
             " ± 0.00 -> +0.82 ± 0.00") in told
+    assert "answers that have any, %: 90.0 ± 0.0 -> 90.0 ± 0.0 -> 80.0 ± 0.9; mean" in told
     assert "professions 1.00 ± 0.00 -> 1.25 ± 0.00 -> 1.75 ± 0.00 (base, distilled, RLHF)" in told
     assert told.endswith("the base's 0.90 ± 0.01, as the base at T = 0.60 ± 0.01")
     told = judged("H28", lines()).told
@@ -168,7 +184,7 @@ def test_numbers_are_told_as_they_are():
     told = judged("I10", lines()).told
     assert told.endswith("toy: base 10.0 ± 0.0 (silent 10.0 ± 0.0), prompted 50.0 ± 0.0 (silent "
                          "10.0 ± 0.0), distilled 20.0 ± 0.0 (silent 10.0 ± 0.0), rlhf 30.0 ± 0.2 "
-                         "(silent 10.0 ± 0.0)")
+                         "(silent 20.0 ± 0.2)")
 
 
 def test_figures_show_what_was_measured():
@@ -184,6 +200,8 @@ def test_figures_show_what_was_measured():
     assert panel("H25")["prompted"][900][0] == pytest.approx(0.65)
     assert {i: round(f[0], 2) for i, f in panel("H26")["rlhf"].items()} == {
         1: 0.8, 2: 0.4, 3: -0.02}
+    (_, _, y, bias), = judged("H26", lines()).panels[1:]
+    assert {w: f[0] for w, f in bias[y].items()} == dict(base=1.0, distilled=1.25, rlhf=1.75)
     panels = judged("H28", lines()).panels
     assert [p[0] for p in panels] == ["nano", "micro", "toy"]
     assert {k: round(f[0], 2) for k, f in panels[2][3]["rlhf"].items()} == {1: 0.44, 2: 0.5,
