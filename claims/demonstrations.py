@@ -13,7 +13,7 @@ import rejection
 import sft
 from claims.policies import (OBJECTIVES, answers, distilled, load, look, many_answers, trained_pm,
                              trained_policy)
-from claims.records import (Claim, Effect, append, bars, missing, records, told_of,
+from claims.records import (Claim, Effect, append, bars, missing, passes, records, told_of,
                             verdict)
 from claims.start import base, few, points, work
 from common import metrics_of
@@ -159,7 +159,8 @@ def verdict_i04(rows):
 
 
 def verdict_i08(rows):
-    """held: the policy tuned on narrow tasks wins under 40% against SFT, by two errors."""
+    """held: the policy tuned on narrow tasks wins under 40% against SFT, by two errors over seeds.
+    """
     rate = mean_se([r["wins"]["narrow"][0] for r in rows])
     gold = [told_of([r["gold"][name] for r in rows], "") for name in ("narrow", "sft")]
     told = (f"tuned on narrow tasks it wins {points(rate[0])} ± {points(rate[1])} against SFT on "
@@ -167,7 +168,7 @@ def verdict_i08(rows):
     panels = [bars("tuned on", "gold utility", {
         label: [r["gold"][name] for r in rows] for label, name in (("narrow tasks", "narrow"),
                                                                    ("users' prompts", "sft"))})]
-    return verdict(rate[0] + 2 * rate[1] < 0.4, rows, told, panels)
+    return verdict([passes([0.4 - r["wins"]["narrow"][0] for r in rows])], rows, told, panels)
 
 
 def verdict_h22(rows):
@@ -254,7 +255,6 @@ CLAIMS = {
     "K12": Claim("rejection-sampling fine-tuning gets part of PPO's gain at the same KL",
                  "RL with a KL penalty", measure, verdict_k12, 20,
                  source="demonstrations",
-                 why="it gets all of what PPO gets at that KL: the best of 16 is close to the "
-                     "best trade of score for KL, and three seeds show no loss in the fine-"
-                     "tuning"),
+                 why="it gets all of what PPO gets at that KL, and nine tenths of what best-of-k "
+                     "itself has there (the lines of H22, on other prompts)"),
 }

@@ -259,7 +259,8 @@ def verdict_h18(rows):
                           [r for r in rows if r["seed"] < PICKED], name)))
     told = f"Elo of the mixture less base only by regime (seeds): {tried}"
     if sure:
-        told += (f"; {CHOSEN} on other seeds: {told_of([gain(r) for r in sure], places=0)}, gold "
+        told += (f"; {CHOSEN} on {len(sure)} other seeds: "
+                 f"{told_of([gain(r) for r in sure], places=0)}, gold "
                  + " against ".join(told_of([r[k]["way"][-1]["gold"] for r in sure])
                                     for k in KINDS[::-1]))
     curves = {f"{k}, {o}": curve_of(sure, k, f"gold_{o}") for k in KINDS for o in OBJECTIVES}

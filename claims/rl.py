@@ -14,7 +14,7 @@ import collect
 import preference
 from claims.policies import (blocks, distilled, forget, load, look, text_loss, trained_pm,
                              trained_policy)
-from claims.records import (Claim, Effect, above, append, bars, missing, paired, told_of,
+from claims.records import (ANY, Claim, Effect, append, bars, missing, paired, told_of,
                             verdict)
 from claims.start import (LR_AFTER, base, few, points, policy, pretrained, test_lines, train_pm,
                           work)
@@ -199,8 +199,8 @@ def first_half(row, key):
 
 def verdict_i07(rows):
     """held: with the critic from the PM the mean score of the run's first half is above that with
-    a fresh critic, by two errors over paired seeds and 0.05, and averaged weights end with no lower
-    gold.
+    a fresh critic, by two errors over paired seeds and 0.05, and averaged weights end with a gold
+    that is no lower by 0.1, by two errors.
     """
     by = table(rows)
     half = {v: [first_half(r, "score") for r in by[v]] for v in
@@ -214,7 +214,8 @@ def verdict_i07(rows):
     panels = [bars("first half of the run", "mean PM score", half),
               bars("at the end", "gold utility", {
                   v: column(by, v, "gold") for v in ("default", "ema 0.9")})]
-    return verdict([Effect(lead, 0.05), ema[0] >= -2 * ema[1]], by["default"], told, panels)
+    holds = [Effect(lead, 0.05), Effect((ema[0] + 0.1, ema[1]), ANY)]
+    return verdict(holds, by["default"], told, panels)
 
 
 def verdict_h16(rows):
@@ -288,7 +289,7 @@ def verdict_k07(rows):
 def verdict_k08(rows):
     """held: under annotators who like length answers end longer than under plain ones by two
     errors over paired seeds and a token, and a reward of length alone brings a quarter or more of
-    the score that their PM gains.
+    the score that their PM gains, which is above 0 by two errors and 0.1.
     """
     by = table(rows)
     longer = gap(by, "length", "default", "longer")
@@ -322,26 +323,27 @@ def verdict_k10(rows):
 
 
 def verdict_k11(rows):
-    """held: RL gains gold and costs loss on text, by two errors over seeds, and some average keeps
-    80% of the gain at under 60% of the tax, by means.
+    """held: RL gains gold and costs loss on text, by two errors over seeds, 0.1 and 0.01 nats, and
+    some average keeps 80% of the gain at under 60% of the tax, by means.
     """
     by = table(rows)
     start, end = by["start"], by["default"]
-    told, holds = [], False
-    paid_for = all(above(gap(by, k, "start", "default")) for k in ("gold", "tax"))
+    told, cheaper = [], False
+    paid_for = [Effect(gap(by, k, "start", "default"), least)
+                for k, least in (("gold", 0.1), ("tax", 0.01))]
     for i, weight in enumerate((0.25, 0.5, 0.75)):
         gold = mean_se([(e["averages"][i]["gold"] - s["gold"]) / (e["gold"] - s["gold"])
                         for s, e in zip(start, end, strict=True)])[0]
         paid = mean_se([e["averages"][i]["tax"] - s["tax"] for s, e in zip(start, end)])[0]
         tax = paid / mean_se([e["tax"] - s["tax"] for s, e in zip(start, end)])[0]
-        holds |= gold >= 0.8 and tax < 0.6
+        cheaper |= gold >= 0.8 and tax < 0.6
         told.append(f"weight {weight:g}: {points(gold)} of the gain, {points(tax)} of the tax")
     way = {0.0: start, **{w: [e["averages"][i] for e in end] for i, w in
                           enumerate((0.25, 0.5, 0.75))}, 1.0: end}
     panels = [("averages of before and after", "weight of after", name, {name: {
         w: (*mean_se([x[key] for x in own]), len(own)) for w, own in way.items()}})
         for key, name in (("gold", "gold utility"), ("tax", "loss on text, nats a token"))]
-    return verdict(holds and paid_for, end, "; ".join(told), panels)
+    return verdict([cheaper, *paid_for], end, "; ".join(told), panels)
 
 
 def verdict_k13(rows):

@@ -117,7 +117,7 @@ def test_a_verdict_holds_fails_and_waits(name):
 def test_numbers_are_told_as_they_are():
     told = online.verdict_h18(regimes()).told
     assert "regime (seeds): short +500 ± 0 (3)" in told and "few -100 ± 0 (3)" in told
-    assert "short on other seeds: +60 ± 1, gold +0.25 ± 0.00 against +0.25 ± 0.00" in told
+    assert "short on 3 other seeds: +60 ± 1, gold +0.25 ± 0.00 against +0.25 ± 0.00" in told
     assert "judged" not in told and online.verdict_h18(regimes()[:3]).word.startswith("inconcl")
     assert online.verdict_h20(short()).told.endswith(
         "static +100 ± 1 / +100 ± 1; online +200 ± 2 / +220 ± 3; helpful only +300 ± 3 / -50 ± 1")
