@@ -35,6 +35,8 @@ def ledoit_wolf(z):
     """Weight s in (1 - s) R + s I of least expected squared error; z [n, d], mean 0, variance 1.
 
         s = min(1, (mean |z_i|^4 - |R|^2) / (n |R - I|^2)),  R = z'z / n       (Ledoit, Wolf 2004)
+
+    That is for known scales: where z was scaled by its own deviations, s is somewhat too large.
     """
     n, d = z.shape
     R = z.T @ z / n
