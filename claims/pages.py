@@ -33,8 +33,9 @@ def section(name, claim, told, panels):
              f"**{told['verdict'][0].upper()}{told['verdict'][1:]}.** {told['measured']}.", ""]
     if claim.paper:
         lines += [f"The paper's figures: {claim.paper}.", ""]
+    more = "" if told["seeds"] == 3 else " recorded (the command measures 3 unless --seeds says more)"
     lines += [f"Held means: {claim.rule.removeprefix('held: ')}", "",
-              f"`{told['command']}`, {told['seeds']} seeds, about {claim.minutes} minutes on two "
+              f"`{told['command']}`, {told['seeds']} seeds{more}, about {claim.minutes} minutes on two "
               "cores" + (f" together with all of results/{claim.source}.jsonl"
                          if claim.source else "") + ".", ""]
     if (Path("docs/claims") / f"{name}.png").exists():

@@ -186,9 +186,9 @@ def summaries(cfg, speaker, seed, new=48):
     told = respond(model, tok, [asked(speaker, [("human", text)]) for text, _, _ in texts], new,
                    uniforms(range(len(texts)), new, seed, "summaries"))
     stated = made = 0
-    for (_, animal, said), (answer, _) in zip(texts, told, strict=True):
+    for (text, animal, _), (answer, _) in zip(texts, told, strict=True):
         found = world.meanings(world.Request("open", animal), answer)
         if any(m[0] == "fact" for m in found):
             stated += 1
-            made += full.made_up(animal, said, answer)
+            made += full.made_up(animal, text, answer)
     return dict(made_up=made / max(stated, 1), silent=1 - stated / len(texts))

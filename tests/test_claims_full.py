@@ -518,7 +518,7 @@ def test_a_unit_is_a_seed_and_a_size(runs):
                                  rlhf=("full-ppo-micro-0", nothing))
     assert runs["of"][2]["base"] == ("pretrain", nothing)
     assert [(c.policy, c.out, c.seed) for c in runs["ppo"][-2:]] == [
-        (f"out/toy/full/distill{x}", f"out/toy/quick/full-ppo-{n}-1", 1)
+        (f"out/toy/quick/full/distill{x}", f"out/toy/quick/full-ppo-{n}-1", 1)
         for x, n in (("-micro", "micro"), ("", "toy"))]
     assert {(c.pm, c.prompts) for c in runs["ppo"]} == {
         (f"full-pm-{s}", f"out/toy/quick/full-prompts-{s}.jsonl") for s in range(2)}
@@ -539,15 +539,15 @@ def test_a_pm_knows_summaries_too(runs):
     """Three comparisons of the policy's answers to one of summaries; tests are others."""
     claims.trained_pm(WHOLE, 4)
     lot, own = runs["collect"][0], runs["preference"][0]
-    assert (lot.policy, lot.seed, lot.count) == ("out/toy/full/distill", 4, 3400)
+    assert (lot.policy, lot.seed, lot.count) == ("out/toy/full/distill", 4, 6400)
     assert (own.init, own.pairs, own.data) == ("out/toy/full/pretrain", 16000, "")
     name, init, train, test, knobs = runs["pms"][0]
     assert (name, init) == ("full-pm-4", own.out) and knobs == dict(lr=claims.LR_AFTER)
     assert [x["n"] for x in train if "n" in x] == list(range(6000))
     assert [x["n"] for x in test if "n" in x] == list(range(6000, 6400))
     short = [[x for x in part if x["objective"] == "summary"] for part in (train, test)]
-    assert [len(x) for x in short] == [1000, 133] and len(train) == 4000
-    assert short[0] + short[1] == [probes.summary("full/4", i) for i in range(1133)]
+    assert [len(x) for x in short] == [2000, 133] and len(train) == 8000
+    assert short[0] + short[1] == [probes.summary("full/4", i) for i in range(2133)]
 
 
 def test_rl_prompts_name_no_skill(here):

@@ -328,15 +328,17 @@ def test_gender_prompts():
 
 # ---------------------------------------------------------------- summaries, programs
 
-SAID = dict(color="red", food="fish")
+SAID = "Sum up what this says about the fox: The fox is red. My chair is old. The owl eats nuts. " \
+    "The fox eats fish."
 
 
 @pytest.mark.parametrize("answer, wanted", [
     ("The fox is red.", False), ("The fox is red. It eats fish.", False),
     ("The fox is blue.", True), ("The fox is red. It eats honey.", True),
     ("The fox lives in the cave.", True), ("It wakes at dusk.", True),
-    ("The owl is blue.", False), ("The owl is gray. It is blue.", False),
-    ("The fox is red. The owl eats nuts. The fox eats nuts.", True),
+    ("The owl is blue.", True), ("The owl eats nuts. It is red.", True),
+    ("The owl eats nuts. The fox is red.", False), ("It eats fish. The owl eats fish.", True),
+    ("The fox is red. The owl eats nuts. The fox eats nuts.", True), ("My chair is old.", False),
     ("I do not know.", False), ("", False), ("The fox is purple.", False),
 ])
 def test_made_up_by_hand(answer, wanted):
@@ -348,10 +350,7 @@ def test_summaries_are_of_the_text_above_them(documents):
     for request, answer in said(documents["summaries"]):
         found = re.match(r"Sum up what this says about the (\w+): (.*)", request)
         if found:
-            animal, text = found.groups()
-            told = {m[2]: m[3] for m in map(world.SENTENCES.get, world.split_sentences(text))
-                    if m[:2] == ("fact", animal)}
-            good, bad = good + (not made_up(animal, told, answer)), bad + 1
+            good, bad = good + (not made_up(found[1], request, answer)), bad + 1
     assert bad > 100 and 0.4 < good / bad < 0.9
 
 
