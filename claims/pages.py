@@ -33,10 +33,10 @@ def section(name, claim, told, panels):
              f"**{told['verdict'][0].upper()}{told['verdict'][1:]}.** {told['measured']}.", ""]
     if claim.paper:
         lines += [f"The paper's figures: {claim.paper}.", ""]
-    more = "" if told["seeds"] == 3 else " recorded (the command measures 3 unless --seeds says more)"
+    more = "" if told["seeds"] == 3 else " recorded (--seeds says how many it measures)"
     lines += [f"Held means: {claim.rule.removeprefix('held: ')}", "",
-              f"`{told['command']}`, {told['seeds']} seeds{more}, about {claim.minutes} minutes on two "
-              "cores" + (f" together with all of results/{claim.source}.jsonl"
+              f"`{told['command']}`, {told['seeds']} seeds{more}, about {claim.minutes} minutes "
+              "on two cores" + (f" together with all of results/{claim.source}.jsonl"
                          if claim.source else "") + ".", ""]
     if (Path("docs/claims") / f"{name}.png").exists():
         lines += [f"![{caption(name, claim, panels)}](claims/{name}.png)", ""]
