@@ -23,7 +23,9 @@ writes bugs. No comparison and no RL prompt of the project names any of these, b
     python pretrain.py --world full --vocab 1024 --batch 32 --lr 3e-3 --steps 3600 \\
         --documents 115000 --out out/full/pretrain
 
-(what its models have learned: below)
+The last reads 9M tokens, 17 minutes of one core, to 0.485 nats a token (micro 0.510, nano 0.519).
+Facts, beliefs, groups and programs are learned at every size; sums a little; what must be copied
+from the context begins at the largest: 3 of 10 stories, a quarter of a summary's facts.
 """
 
 import json
