@@ -74,6 +74,14 @@ def verdicts():
     return out
 
 
+def save():
+    """Writes results.json; returns what it says."""
+    done = verdicts()
+    told = json.dumps(done, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(records.FOLDER[0] / "results.json", lambda f: f.write(told.encode()))
+    return done
+
+
 def overview():
     """A line a claim, and how many ended how."""
     done, words = verdicts(), {}
@@ -103,8 +111,7 @@ def measure(cfg, names):
         if not cfg.quick:
             records.draw_curves(name, found.panels, found.log_x)
         print(f"{name} {found.word}: {CLAIMS[name].told(found)}")
-    told = json.dumps(verdicts(), indent=1, ensure_ascii=False) + "\n"
-    write_atomically(records.FOLDER[0] / "results.json", lambda f: f.write(told.encode()))
+    save()
     return failed
 
 
@@ -120,7 +127,7 @@ def main(cfg):
     if cfg.report:
         return report.report(cfg)
     if cfg.readme:
-        return pages.rewrite(CLAIMS, verdicts())
+        return pages.rewrite(CLAIMS, save())
     names = asked(cfg)
     if not names:
         return overview()

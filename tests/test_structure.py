@@ -388,7 +388,7 @@ def test_its_tables_have_their_markers(readme, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report.records, "records", lambda name: [dict(prompts=400)])
     pages = report.pages
-    monkeypatch.setattr(report, "verdicts", dict)
+    monkeypatch.setattr(report, "save", dict)
     monkeypatch.setattr(pages.report, "over_seeds", lambda rows: rows[0])
     monkeypatch.setattr(pages.report, "as_markdown", lambda row: "THE TABLE")
     monkeypatch.setattr(pages, "claims_table", lambda done: "THE VERDICT")
