@@ -57,9 +57,17 @@ class Config:
 # ---------------------------------------------------------------- verdicts
 
 def verdict_of(name):
-    """(records, Verdict) of a claim; Verdict is None where nothing is recorded."""
-    rows = CLAIMS[name].rows(name)
-    return rows, CLAIMS[name].judge(rows) if rows else None
+    """(records, Verdict) of a claim; Verdict is None where nothing is recorded.
+
+    UserError if a record lacks what the rule needs.
+    """
+    claim = CLAIMS[name]
+    try:
+        rows = claim.rows(name)
+        return rows, claim.judge(rows) if rows else None
+    except KeyError as error:
+        raise UserError(f"{records.FOLDER[0]}/{claim.source or name}.jsonl: no {error} in a record "
+                        f"that {name} needs") from None
 
 
 def verdicts():
@@ -103,7 +111,8 @@ def measure(cfg, names):
     for name in names:
         try:
             CLAIMS[name].measure(cfg)
-            found = verdict_of(name)[1]
+            if not (found := verdict_of(name)[1]):
+                raise UserError("no seed has all its records")
         except UserError as error:
             print(f"{name}: not measured: {error}")
             failed.append(name)
@@ -124,6 +133,10 @@ def asked(cfg):
 
 
 def main(cfg):
+    if cfg.seeds < 1:
+        raise UserError(f"--seeds {cfg.seeds}: at least 1")
+    if cfg.report + cfg.readme + bool(cfg.all or cfg.claims) > 1:
+        raise UserError("claims to measure, --readme and --report: one at a time")
     if cfg.report:
         return report.report(cfg)
     if cfg.readme:

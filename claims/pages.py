@@ -74,10 +74,9 @@ def fill(path, parts):
     text = Path(path).read_text()
     for name, body in parts.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if begin not in text or end not in text:
-            raise UserError(f"{path}: the markers {begin} and {end} are missing")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{body}\n{end}{rest.split(end)[1]}"
+        if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+            raise UserError(f"{path}: needs the markers {begin} and {end}, once, in this order")
+        text = f"{text.partition(begin)[0]}{begin}\n{body}\n{end}{text.partition(end)[2]}"
     write(path, text)
 
 

@@ -7,9 +7,12 @@ has one is skipped, so an interrupted claim goes on where it was.
 import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import UserError
+from data.lines import read_rows
 from elo import LOOKS
 from measures import mean_se
 
@@ -27,8 +30,12 @@ def append(name, row):
 
 
 def records(name):
+    """The lines of results/<name>.jsonl; UserError naming file and line of one that is broken."""
     path = FOLDER[0] / f"{name}.jsonl"
-    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+    try:
+        return list(read_rows(path, dict, Counter())) if path.exists() else []
+    except ValueError as error:
+        raise UserError(f"{error}: mend or delete the line, its unit is measured again") from None
 
 
 def complete(rows, key, values):

@@ -92,6 +92,51 @@ def test_one_that_can_not_be_measured_ends_no_other(here, monkeypatch, capsys):
                               seeds=3, command="python eval.py X2", minutes=5)
 
 
+@pytest.mark.parametrize("line, told", [
+    ('{"seed": 1, "x"', "own.jsonl line 2: no JSON at column"),
+    ("5", "own.jsonl line 2: a line must be a JSON object, not int"),
+    ("", "own.jsonl line 2: no JSON"), ('{"x": 1}', "own.jsonl: no 'seed' in a record that X1")])
+def test_a_broken_record_is_named(here, monkeypatch, line, told):
+    monkeypatch.setattr(runner, "CLAIMS", {"X1": claim()})
+    records.append("own", dict(seed=0))
+    Path("results/own.jsonl").write_text(f'{{"seed": 0}}\n{line}\n')
+    with pytest.raises(UserError, match=told):
+        runner.main(runner.Config())
+
+
+def test_a_claim_without_a_whole_seed_is_told(here, monkeypatch, capsys):
+    own = claim()
+    monkeypatch.setattr(runner, "CLAIMS", {"X1": records.Claim(
+        own.says, own.where, own.measure, own.judge, 5, source="own", needs=("size", ("a",)))})
+    with pytest.raises(UserError, match="1 of 1 claims not measured: X1"):
+        runner.main(runner.Config(claims=("X1",)))
+    assert "X1: not measured: no seed has all its records" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("knobs, told", [
+    (dict(seeds=0), "--seeds 0: at least 1"), (dict(all=True, readme=True), "one at a time"),
+    (dict(claims=("H12",), report=True), "one at a time"),
+    (dict(readme=True, report=True), "one at a time")])
+def test_what_does_not_go_together_is_refused(here, knobs, told):
+    with pytest.raises(UserError, match=told):
+        runner.main(runner.Config(**knobs))
+
+
+BEGIN, END = "<!-- x: begin -->", "<!-- x: end -->"
+
+
+def test_markers_stand_once_and_in_order(here):
+    path = Path("a.md")
+    path.write_text(f"a{BEGIN}b{END}c")
+    runner.pages.fill(path, dict(x="new"))
+    assert path.read_text() == f"a{BEGIN}\nnew\n{END}c"
+    for text in ("", BEGIN, END + BEGIN, BEGIN + BEGIN + END, BEGIN + END + END):
+        path.write_text(text)
+        with pytest.raises(UserError, match="a.md: needs the markers"):
+            runner.pages.fill(path, dict(x="new"))
+        assert path.read_text() == text
+
+
 def test_a_failed_claim_tells_why(here, monkeypatch, capsys):
     monkeypatch.setattr(runner, "CLAIMS", {"X1": claim(word=False)})
     runner.main(runner.Config(claims=("X1",)))
