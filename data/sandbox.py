@@ -303,9 +303,10 @@ def warden(job, memory, seconds, layers):
 
 def line_of(fd, seconds):
     """The next line, "" if the other side ended without one, None after so many seconds."""
-    line, end = bytearray(), time.monotonic() + seconds
+    line, end, poll = bytearray(), time.monotonic() + seconds, select.poll()
+    poll.register(fd, select.POLLIN)                        # select.select refuses fd 1024 and more
     while not line.endswith(b"\n"):
-        if not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
             return None
         data = os.read(fd, 1)
         if not data:

@@ -396,6 +396,18 @@ def test_a_line_from_outside():
     os.close(read)
 
 
+def test_a_process_with_many_files(cell):
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1400), hard))
+    try:
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        assert cell("x = 1") == "passed"
+    finally:
+        os.closerange(min(files), max(files) + 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 # ---------------------------------------------------------------- never without
 
 @pytest.mark.parametrize("name, value", [("platform", "darwin"), ("platform", "win32")])
