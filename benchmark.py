@@ -25,6 +25,7 @@ of ARC (two files), LAMBADA and TruthfulQA, with 0 and with 2 examples.
 """
 
 import json
+import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -190,11 +191,13 @@ def measure(cfg, parts, shots):
     for name in names:
         tok = loads(sources[name]["tokenizer"])
         model = unpack(sources[name], device_of(cfg.device)).eval()
+        if not all(p.isfinite().all() for p in model.parameters()):
+            raise UserError(f"{name}: a weight is not finite: nan or inf")
         for part, n in jobs:
             try:
                 counts, values, hits = MEASURES[part.kind](cfg, model, tok, part, n)
-            except ValueError as error:  # too few examples, a cell that the machine refuses
-                raise UserError(error) from None
+            except ValueError as error:  # too few examples, nan, a cell that the machine refuses
+                raise UserError(f"{name}, {part.path}: {error}") from None
             before = first.setdefault((part.path, n), hits)
             out.append(dict(ckpt=name, task=part.kind, file=part.path, shots=n, counts=counts,
                             values=values, change=change(hits, before) if name != names[0] else {}))
@@ -234,7 +237,18 @@ def as_markdown(rows):
     return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *text[1:]])
 
 
+def check(cfg):
+    """UserError for a knob that is out of range, before hours are lost."""
+    for name, least in dict(count=0, samples=1, new=1, micro=1).items():
+        if getattr(cfg, name) < least:
+            raise UserError(f"--{name} {getattr(cfg, name)}: at least {least}")
+    if not 0.01 <= cfg.temperature <= 100 or not 0 < cfg.top_p <= 1 or not 0 < cfg.seconds <= 1e6:
+        raise UserError("--temperature goes from 0.01 to 100, --top-p from above 0 to 1, --seconds "
+                        "from above 0 to 1e6")
+
+
 def main(cfg):
+    check(cfg)
     shots, ks = numbers("shots", cfg.shots, 0), numbers("k", cfg.k, 1)
     if cfg.humaneval:
         if cfg.samples < max(ks):
@@ -246,9 +260,11 @@ def main(cfg):
     parts = parts_of(cfg)
     for part in parts:
         print(f"{part.path}: " + ", ".join(f"{n} {name}" for name, n in part.counts.items()))
-    rows = measure(cfg, parts, shots)
-    text, folder = as_markdown(rows), Path(cfg.out)
+    folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):                         # or all would be for nothing
+        rows = measure(cfg, parts, shots)
+    text = as_markdown(rows)
     report = dict(config=asdict(cfg), files={x.path: x.counts for x in parts}, results=rows)
     for name, content in (("benchmark.json", json.dumps(report, indent=1)),
                           ("benchmark.md", text + "\n")):
@@ -257,4 +273,4 @@ def main(cfg):
 
 
 if __name__ == "__main__":
-    entry(main, Config, __doc__)
+    entry(main, Config, __doc__, interrupted="nothing was written")

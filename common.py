@@ -60,7 +60,7 @@ def parse_flags(Config, argv=None, doc=None):
     return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
 
 
-def entry(main, Config, doc=None):
+def entry(main, Config, doc=None, interrupted="the same command goes on from here"):
     """Run `main(cfg)` as a program: bad input, a full disk, Ctrl-C end in one line, non-zero."""
     cfg = parse_flags(Config, doc=doc)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a Run takes both
@@ -73,7 +73,7 @@ def entry(main, Config, doc=None):
     except UserError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print(f"interrupted: {interrupted}", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {error.filename or 'output'}: {error.strerror or error}")

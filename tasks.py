@@ -144,6 +144,8 @@ def logps_of(model, contexts, continuations, pad, micro=16):
         logps = model.logprobs(ids, mask, lengths=lengths).cpu().numpy()
         for i, own in zip(chunk, logps, strict=True):
             out[i] = own[len(contexts[i]):len(rows[i])]
+            if not np.isfinite(out[i]).all():
+                raise ValueError("a log-prob is not finite: nan or inf")
     return out
 
 

@@ -401,12 +401,36 @@ def test_programs_are_run_in_cells(files, monkeypatch):
     (("arc",), dict(shots="5"), "5 examples a prompt are asked for, 4 are there"),
     (("humaneval",), dict(k="0"), "--k 0"),
     (("humaneval",), dict(k="20"), "--samples 10: at least"),
+    (("humaneval",), dict(seconds=float("inf")), "--seconds from above 0"),
+    (("humaneval",), dict(seconds=0.0), "--seconds from above 0"),
+    (("humaneval",), dict(temperature=float("nan")), "--temperature goes from"),
+    (("humaneval",), dict(top_p=0.0), "--top-p from"), (("arc",), dict(micro=0), "--micro 0"),
+    (("humaneval",), dict(new=0), "--new 0: at least 1"), (("arc",), dict(count=-1), "--count -1"),
     (("arc",), dict(arc="nowhere.jsonl"), "nowhere.jsonl"),
     (("arc",), dict(ckpt="nowhere.pt"), "nowhere.pt: no checkpoint")])
 def test_what_does_not_fit_is_refused(files, kinds, knobs, told):
     with pytest.raises((UserError, OSError), match=told) as error:
         report(files, *kinds, **knobs)
-    assert "\n" not in str(error.value) and not (files / "out").exists()
+    assert "\n" not in str(error.value) and not [*files.glob("out/*")]
+
+
+def test_a_model_that_is_broken_is_told(files, model):
+    """As weights, and as log-probs of weights that are finite."""
+    broken = GPT(GPTConfig(TOK.vocab, 64, 2, 2, 20))
+    torch.nn.init.constant_(broken.ln_f.bias, float("nan"))
+    save_checkpoint(files / "nan.pt", **pack(broken, TOK))
+    with pytest.raises(UserError, match="nan.pt: a weight is not finite"):
+        report(files, "arc", ckpt=f"{files}/nan.pt")
+    fake = Fake()
+    fake.logprobs = lambda ids, mask, lengths: torch.full(ids.shape, float("nan"))
+    with pytest.raises(ValueError, match="a log-prob is not finite"):
+        multiple_choice(fake, TOK, [ITEM])
+
+
+def test_no_hours_are_lost_on_a_folder(files, monkeypatch):
+    monkeypatch.setattr(benchmark, "measure", lambda *a: pytest.fail("too late"))
+    with pytest.raises(FileExistsError):
+        report(files, "arc", out=str(files / "arc.jsonl"))
 
 
 def test_a_machine_without_cells_is_refused_first(files, monkeypatch):
