@@ -133,7 +133,7 @@ def probability(weights, x):
 def threshold(inside, fpr):
     """The score that at most a share fpr of the inside scores exceeds; equal ones go together."""
     ordered = np.sort(np.asarray(inside, dtype=np.float64))[::-1]
-    return float(ordered[math.floor(fpr * len(ordered) + 1e-9)])
+    return float(ordered[min(math.floor(fpr * len(ordered) + 1e-9), len(ordered) - 1)])
 
 
 def fpr_at(inside, outside, tpr=0.95):

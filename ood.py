@@ -39,6 +39,7 @@ shown up to 0.57 (HH's smallest model: 0.55, 0.86 with 10 shown). results/ood_hh
 import csv
 import io
 import json
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def read_check(path):
     """{"safe" or "unsafe": prompts} of a CSV with the columns prompt and label."""
     sides = {"safe": [], "unsafe": []}
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 if row.get("label") not in sides or not row.get("prompt"):
                     raise UserError(f"{path} line {number}: columns 'prompt' and 'label' are "
@@ -124,6 +125,8 @@ def read_check(path):
                 sides[row["label"]].append([("human", row["prompt"])])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: no CSV in UTF-8 ({error})") from None
+    if not any(sides.values()):
+        raise UserError(f"{path}: no prompt below the columns")
     return {side: prompts for side, prompts in sides.items() if prompts}
 
 
@@ -172,7 +175,7 @@ def split(cfg, sides, number):
 
 def shots_of(cfg):
     """--shots as numbers."""
-    if not all(x.isdigit() and int(x) for x in cfg.shots.split(",")):
+    if not all(x.isdecimal() and int(x) for x in cfg.shots.split(",")):
         raise UserError(f"--shots {cfg.shots}: numbers from 1, commas between")
     return [int(x) for x in cfg.shots.split(",")]
 
@@ -252,7 +255,7 @@ def draw(results, file):
         color, marker = LOOKS[i % len(LOOKS)]
         for kind, line in (("plain", ":"), ("relative", "-")):
             own = [row["found"][kind] for row in rows]
-            axes[0, 0].errorbar([row["layer"] / rows[-1]["layer"] for row in rows],
+            axes[0, 0].errorbar([row["layer"] / max(rows[-1]["layer"], 1) for row in rows],
                                 [x["auroc"] for x in own], [x["auroc_sd"] for x in own],
                                 color=color, marker=marker, ls=line, capsize=2,
                                 label=f"{Path(name).name} {kind}")
@@ -341,14 +344,18 @@ def main(cfg):
         raise UserError("--ckpt: name one or more, commas between; with --layer just one")
     if cfg.kind not in KINDS or cfg.pool not in POOLS:
         raise UserError(f"--kind is one of {', '.join(KINDS)}; --pool {' or '.join(POOLS)}")
-    if not 0 <= cfg.fpr < 1 or cfg.shrink > 1 or cfg.ridge <= 0 or min(cfg.splits, cfg.micro) < 1:
+    if (not 0 <= cfg.fpr < 1 or not cfg.shrink <= 1 or not 0 < cfg.ridge < np.inf
+            or min(cfg.splits, cfg.micro) < 1 or cfg.count < 0):
         raise UserError("--fpr goes from 0 to under 1, --shrink up to 1, --ridge above 0, --splits "
-                        "and --micro from 1")
+                        "and --micro from 1, --count from 0")
+    shots_of(cfg)
     if bool(cfg.inside) != bool(cfg.outside):
         raise UserError("--inside and --outside: both, or none for the toy world")
     run = Run(cfg, "ood")
     if run.finished:
         return print(f"ood: {run.dir} is finished, skipped")
+    for number in (signal.SIGINT, signal.SIGTERM):  # at once: there is no step to save after
+        signal.signal(number, signal.default_int_handler)
     device, sources = device_of(cfg.device), {name: load_source(name) for name in names}
     sources = {name: (loads(it["tokenizer"]), unpack(it, device).eval())
                for name, it in sources.items()}
@@ -357,4 +364,4 @@ def main(cfg):
 
 
 if __name__ == "__main__":
-    entry(main, Config, __doc__)
+    entry(main, Config, __doc__, interrupted="nothing was written")

@@ -17,6 +17,7 @@ import gzip
 import io
 import itertools
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,10 @@ def test_a_threshold_moves_whole_blocks_of_ties():
             assert sum(x > at for x in order) == declined
 
 
+def test_a_share_that_is_almost_one_has_a_threshold():
+    assert threshold([3.0, 1.0, 2.0], 1 - 1e-12) == 1.0
+
+
 def test_false_positives_at_a_rate_of_true_ones():
     inside, outside = np.array([0.9, 0.5, 0.1]), [0.4, 0.9, 0.4, 0.9]
     assert fpr_at(inside, outside, 0.5) == pytest.approx(1 / 3)
@@ -340,6 +345,16 @@ def test_prompts_to_check(tmp_path):
         ood.read_check(tmp_path / "no.csv")
 
 
+def test_a_check_that_has_nothing_or_a_mark_in_front(tmp_path):
+    path = tmp_path / "c.csv"
+    for text in ("", "prompt,label\n"):
+        path.write_text(text)
+        with pytest.raises(UserError, match="c.csv: no prompt below"):
+            ood.read_check(path)
+    path.write_text("\ufeffprompt,label\nx,safe\n", encoding="utf-8")
+    assert ood.read_check(path) == {"safe": [ask("x")]}
+
+
 def test_the_real_files(data_dir):
     helpful = ood.read(data_dir / "hh-rlhf" / "helpful-base" / "test.jsonl.gz", 0)
     assert len(helpful) == 2354 and all(len(turns) == 1 for turns in helpful)
@@ -446,10 +461,29 @@ def test_a_layer_that_is_broken_is_told(out, tmp_path, monkeypatch, capsys):
     assert told == f"error: {tmp_path / 'nan.pt'} layer 2: an activation is not finite: nan or inf"
 
 
+def test_only_the_embeddings_can_be_measured(out, tmp_path, monkeypatch, capsys):
+    model = tiny_model()
+    torch.nn.init.constant_(model.h[0].mlp.c_proj.bias, np.nan)
+    save_checkpoint(tmp_path / "nan.pt", **pack(model, TOK))
+    cfg = dict(ckpt=tmp_path / "nan.pt", count=300, splits=1, shots="1", out=tmp_path / "o")
+    code, _, told = call(cfg, monkeypatch, capsys)
+    assert (code, told) == (0, "") and (tmp_path / "o" / "ood.png").exists()
+
+
+def test_it_can_be_interrupted(out, tmp_path, monkeypatch):
+    """Once is enough, and nothing is half-written."""
+    monkeypatch.setattr(ood, "activations", lambda *a: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        ood.main(config(out, out=str(tmp_path / "o")))
+    assert not [*tmp_path.glob("o/ood.*")] and not (tmp_path / "o" / "ckpt.pt").exists()
+
+
 @pytest.mark.parametrize("knobs, told", [
     (dict(layer=4), "a.pt has layers 0 \\(embeddings\\) to 3"), (dict(kind="x"), "--kind is one"),
     (dict(pool="x"), "--pool last or mean"), (dict(fpr=1), "--fpr"), (dict(shots="1,x"), "--shots"),
     (dict(shots="0"), "--shots"), (dict(splits=0), "--splits"), (dict(shrink=2), "--shrink"),
+    (dict(shrink=float("nan")), "--shrink"), (dict(ridge=float("inf")), "--ridge"),
+    (dict(count=-1), "--count from 0"), (dict(shots="\u00b2"), "--shots"),
     (dict(inside="x"), "--inside and --outside"), (dict(ckpt=","), "--ckpt"),
     (dict(layer=1, kind="exposure", shots="9999"), "--shots 9999: [0-9]+ outside prompts"),
     (dict(ckpt="no"), "no checkpoint here"), (dict(ckpt="a.pt,b.pt", layer=1), "just one")])
