@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import pretrain
+from common import UserError
 from data import full, probes, world
 from data.full import FORMS, GROUPS, PROFESSIONS, made_up, part_of, sentiment
 from data.programs import program_of, run
@@ -376,7 +377,10 @@ def test_pretraining_on_it(tmp_path, nursery, tiny):
     core = nursery.run(tiny.command("pretrain", tmp_path / "core", vocab=500))
     assert core.code == 0 and "the full toy world" not in core.out
     wrong = nursery.run(tiny.command("pretrain", tmp_path / "no", world="half"))
-    assert wrong.code == 1 and wrong.last == "error: --world half: choose from core, full"
+    assert wrong.code == 1
+    assert wrong.last == "error: --world half: core or full, and not beside --text"
+    with pytest.raises(UserError, match="--world full: core or full, and not beside --text"):
+        pretrain.train(pretrain.Config(world="full", text="x.txt", device="cpu"))
     config = json.loads((tmp_path / "full" / "config.json").read_text())
     assert config["world"] == "full"
 
