@@ -273,4 +273,4 @@ def main(cfg):
 
 
 if __name__ == "__main__":
-    entry(main, Config, __doc__, interrupted="nothing was written")
+    entry(main, Config, __doc__, interrupted="the same command starts anew")

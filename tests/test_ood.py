@@ -470,11 +470,18 @@ def test_only_the_embeddings_can_be_measured(out, tmp_path, monkeypatch, capsys)
     assert (code, told) == (0, "") and (tmp_path / "o" / "ood.png").exists()
 
 
-def test_it_can_be_interrupted(out, tmp_path, monkeypatch):
-    """Once is enough, and nothing is half-written."""
-    monkeypatch.setattr(ood, "activations", lambda *a: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        ood.main(config(out, out=str(tmp_path / "o")))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_interrupted(out, tmp_path, monkeypatch, capsys, number):
+    """Once is enough, nothing is half-written, and what is told is so."""
+    def read(*_):
+        signal.raise_signal(number)
+        pytest.fail("it went on")
+    monkeypatch.setattr(ood, "activations", read)
+    monkeypatch.setattr(sys, "argv", ["ood.py"])
+    with pytest.raises(SystemExit, match="130"):
+        entry(lambda _: ood.main(config(out, out=str(tmp_path / "o"))), ood.Config,
+              interrupted="it starts anew")
+    assert capsys.readouterr().err.endswith("interrupted: it starts anew\n")
     assert not [*tmp_path.glob("o/ood.*")] and not (tmp_path / "o" / "ckpt.pt").exists()
 
 
