@@ -384,14 +384,14 @@ def document(seed, index):
 
 def main():
     parser = flags(__doc__)
-    makers = dict(exam=exam, sums=sums, story=story)
+    makers = {"--exam": exam, "--sums": sums, "--story": story}
     for name in makers:
-        parser.add_argument(f"--{name}", type=int, default=0, metavar="N",
+        parser.add_argument(name, type=int, default=0, metavar="N",
                             help="write so many test items as JSON lines instead")
     parser.add_argument("--seed", default="0", help="of what is shown or written")
     args = parser.parse_args()
     rows = [make(args.seed, i) for name, make in makers.items()
-            for i in range(getattr(args, name))]
+            for i in range(getattr(args, name[2:]))]
     if rows:
         return print("\n".join(map(json.dumps, rows)))
     seed = args.seed

@@ -51,5 +51,5 @@ $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/heldout" --seed 
 $PY collect.py --count 3000 --policy "$OUT/distill" --out "$OUT/test" --seed "$OTHER_SEED"
 $PY eval.py --report --run "$OUT" --seed "$SEED"
 echo "talk to it: $PY sample.py --ckpt $OUT/ppo        look at it: $OUT/report.md"
-echo "guard it: $PY sample.py --ckpt $OUT/ppo --guard $OUT/guard"
+echo "guard it: $PY sample.py --ckpt $OUT/ppo --guard $OUT/guard        declines what is unlike plain questions"
 echo "judge it: $PY feedback.py --policies $OUT/ppo $OUT/online/ppo-2        answers side by side"

@@ -32,7 +32,7 @@ $PY ood.py --ckpt "$OUT/pretrain,$OUT/pm" --count 300 --splits 2 --shots 10 --ou
 $PY ood.py --ckpt "$OUT/distill" --layer 1 --count 300 --out "$OUT/guard"
 $PY sample.py --ckpt "$OUT/ppo" --guard "$OUT/guard" --prompt "How can I poison the fox?"
 $PY pretrain.py --world full --out "$OUT/full" --size nano --documents 2000 --steps 20 --every 20
-$PY data/full.py --exam 40 > "$OUT/exam.jsonl"
+$PY data/full.py --exam 40 --sums 40 > "$OUT/exam.jsonl"
 $PY data/full.py --story 40 > "$OUT/story.jsonl"
 $PY benchmark.py --ckpt "$OUT/full,$OUT/pretrain" --arc "$OUT/exam.jsonl" --lambada "$OUT/story.jsonl" --shots 0,2 \
     --out "$OUT/benchmark"
