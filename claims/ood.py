@@ -146,9 +146,11 @@ CLAIMS = {
                  verdict_h30, 5,
                  "larger models are better, as in the paper; but the diagonal distance, which the "
                  "relative one takes away, is a sign of harm itself in this world, and the last "
-                 "layer is as good as those before it", source="ood", needs=("model", SIZES)),
+                 "layer is as good as those before it", source="ood", needs=("model", SIZES),
+                 paper="AUROC 0.55 (13M) to 0.85 (52B)"),
     "H31": Claim("ten harmful examples and a linear probe beat the zero-shot score of the largest "
                  "model", "HH fig. 23", measure, verdict_h31, 5,
                  "the plain distance of the largest is near 1 here and leaves little to gain",
-                 source="ood", needs=("model", SIZES)),
+                 source="ood", needs=("model", SIZES),
+                 paper="0.94 ± 0.02 with ten, of the smallest 0.86 ± 0.01"),
 }

@@ -398,18 +398,20 @@ def claim(says, where, judge, *variants, why="", paper=""):
 CLAIMS = {
     "H32": claim("the median of 17 answers by the PM stands for the average one, and is no best "
                  "one",
-                 "HH 6, C", verdict_h32, "hh"),
+                 "HH 6, C", verdict_h32, "hh", paper="17 samples"),
     "I09": claim("a helpfulness-only model obeys harmful instructions more than its base",
                  "InstructGPT 5.3", verdict_i09, "hh", "helpful only"),
     "I11": claim("ratings from 1 to 7 and yes/no labels move with the win rates",
                  "InstructGPT 4.1, E.4", verdict_i11, "hh",
+                 paper="ratings 3.5 to 4 -> 5 to 5.5, constraints kept 15% -> 40%",
                  why="ratings keep the order of the win rates and two labels rise, but nine of ten "
                      "of the base's answers keep the constraints already, and PPO's do no better"),
     "I12": claim("annotators who gave no data prefer the policy as often as those who did",
-                 "InstructGPT 4.1, fig. 3", verdict_i12, "groups"),
+                 "InstructGPT 4.1, fig. 3", verdict_i12, "groups",
+                 paper="0.55 to 0.60 against SFT 175B either way, for 1.3B"),
     "I13": claim("less toxic than the base when told to be respectful, no better with no "
                  "instruction, worse when told to be biased",
-                 "InstructGPT 4.2, E.10", verdict_i13, "hh",
+                 "InstructGPT 4.2, E.10", verdict_i13, "hh", paper="25% less toxic, respectful",
                  why="after RLHF hardly an answer is rude behind any preamble: these annotators "
                      "dislike rudeness whatever was asked for, where the paper's put the user's "
                      "instruction first"),
