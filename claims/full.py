@@ -180,9 +180,12 @@ def verdict_h24(rows):
     told = [f"{s} {as_points(gain(s))} (" + ", ".join("{} {} from {}".format(
         n, as_points(gain(s, n)), points(mean_se(values(rows, s, "tests", "base", n))[0]))
         for n in names) + f"; distilled {as_points(gain(s, second='distilled'))})" for s in SIZES]
-    panels = [("after RLHF", "parameters", "change of accuracy", {
-        "mean": by_size(rows, gain),
-        **{n: by_size(rows, lambda s, n=n: gain(s, n)) for n in names}})]
+    panels = [("mean of all tests", "parameters", "change of accuracy",
+               {"RLHF": by_size(rows, gain), "distilled": by_size(
+                   rows, lambda s: gain(s, second="distilled"))})]
+    panels += [(test, "parameters", "change of accuracy", {
+        n: by_size(rows, lambda s, n=n: gain(s, n)) for n in names if n.startswith(test)})
+        for test in dict.fromkeys(n.split(",")[0] for n in names)]
     return verdict([falls(gain(SMALL), 0.01), rises(gain(LARGE), 0.01)], rows,
                    "accuracy after RLHF, in points over the base model: " + "; ".join(told), panels,
                    log_x=True)

@@ -206,10 +206,13 @@ def draw_curves(name, panels, log_x=False):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    rows, wide = (2, 2) if len(panels) == 4 else (1, len(panels))
+    wide = 2 if len(panels) == 4 else min(len(panels), 3)
+    rows = math.ceil(len(panels) / wide)
     figure, axes = plt.subplots(rows, wide, figsize=(4.6 * wide, 3.6 * rows), squeeze=False,
                                 layout="constrained")
-    for ax, (title, x_label, y_label, lines) in zip(axes.flat, panels, strict=True):
+    for ax in axes.flat[len(panels):]:
+        ax.set_axis_off()
+    for ax, (title, x_label, y_label, lines) in zip(axes.flat, panels):
         words = any(isinstance(x, str) for points in lines.values() for x in points)
         looks = zip(itertools.cycle(LOOKS), itertools.cycle(("-", "--", ":", "-.")))
         for (label, points), ((color, marker), dashes) in zip(lines.items(), looks):
@@ -228,6 +231,10 @@ def draw_curves(name, panels, log_x=False):
             ax.margins(x=0.15)
         elif log_x:
             ax.set_xscale("log")
+            at = sorted({x for points in lines.values() for x in points})
+            if len(at) < 8:
+                ax.set_xticks(at, [f"{x:g}" if x < 1000 else f"{x / 1000:.0f}k" for x in at])
+                ax.set_xticks([], minor=True)
         if len(lines) > 1:
             ax.legend(fontsize=8)
         for side in ("top", "right"):
