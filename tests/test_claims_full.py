@@ -193,10 +193,10 @@ def test_figures_show_what_was_measured():
         return judged(name, lines()).panels[number][3]
 
     assert all(judged(n, lines()).log_x == (n not in ("H26", "H28")) for n in BAD)
-    assert list(panel("H24")) == ["mean", "exam", "sums"]
-    assert {p: round(f[0], 4) for p, f in panel("H24")["mean"].items()} == {
+    assert list(panel("H24")) == ["RLHF", "distilled"] and list(panel("H24", 1)) == ["exam"]
+    assert {p: round(f[0], 4) for p, f in panel("H24")["RLHF"].items()} == {
         100: -0.05, 300: 0.0, 900: 0.05}
-    assert panel("H24")["sums"][100][0] == pytest.approx(-0.15)
+    assert panel("H24", 2)["sums"][100][0] == pytest.approx(-0.15)
     assert panel("H25")["prompted"][900][0] == pytest.approx(0.65)
     assert {i: round(f[0], 2) for i, f in panel("H26")["rlhf"].items()} == {
         1: 0.8, 2: 0.4, 3: -0.02}
