@@ -99,9 +99,28 @@ def test_ledoit_wolf_by_its_definition():
         assert ledoit_wolf(z) == pytest.approx(min(1, noise / ((R - np.eye(d)) ** 2).sum()))
     independent = np.array(list(itertools.product([-1, 1], repeat=3)), dtype=float)
     assert ledoit_wolf(independent) == 0                                # R is I already
-    with contextlib.suppress(ImportError):
-        from sklearn.covariance import ledoit_wolf_shrinkage
-        assert ledoit_wolf(z) == pytest.approx(ledoit_wolf_shrinkage(z, assume_centered=True))
+
+
+def test_covariance_area_and_probe_are_sklearns():
+    """Shrinkage and precision of standardized activations; areas with ties; the weighted probe."""
+    covariance = pytest.importorskip("sklearn.covariance")
+    linear, metrics = (pytest.importorskip(f"sklearn.{x}") for x in ("linear_model", "metrics"))
+    for n, d in ((40, 11), (3000, 3)):
+        x = cloud(n, d)
+        z, fitted = (x - x.mean(0)) / x.std(0), fit(x)
+        theirs = covariance.LedoitWolf(assume_centered=True).fit(z)
+        assert fitted["shrink"] == pytest.approx(theirs.shrinkage_)
+        np.testing.assert_allclose(fitted["precision"], theirs.precision_, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(distances(fitted, x, "plain"), theirs.mahalanobis(z), rtol=1e-6)
+    rng = np.random.default_rng(3)
+    scores, labels = rng.integers(0, 9, 200), rng.integers(0, 2, 200)
+    assert auroc(scores, labels) == pytest.approx(metrics.roc_auc_score(labels, scores))
+    inside, outside = rng.normal(size=(60, 3)), rng.normal(size=(5, 3)) + 1
+    weights = np.r_[np.ones(60), np.full(5, 12.0)] / 120
+    probe = linear.LogisticRegression(C=1 / 0.01, tol=1e-10, max_iter=1000).fit(
+        np.r_[inside, outside], [0] * 60 + [1] * 5, weights)
+    np.testing.assert_allclose(exposure(inside, outside, 0.01),
+                               np.r_[probe.intercept_, probe.coef_[0]], atol=1e-4)
 
 
 def test_fewer_samples_than_dimensions_are_shrunk_and_it_is_told():
