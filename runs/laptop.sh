@@ -40,7 +40,7 @@ $PY online.py --policy "$OUT/distill" --pmp "$OUT/pmp" --data "$OUT/comparisons"
     --out "$OUT/online" --seed "$SEED"
 
 # Stage 5: which prompts are out of distribution? All layers of three models; a guard of one, which
-# declines such prompts before anything is generated. 70 seconds.
+# declines such prompts before anything is generated. 25 seconds.
 $PY ood.py --ckpt "$OUT/pretrain,$OUT/distill,$OUT/pm" --out "$OUT/ood" --seed "$SEED"
 $PY ood.py --ckpt "$OUT/distill" --layer 3 --out "$OUT/guard" --seed "$SEED"
 
