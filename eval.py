@@ -68,13 +68,16 @@ def verdict_of(name):
     except KeyError as error:
         raise UserError(f"{records.FOLDER[0]}/{claim.source or name}.jsonl: no {error} in a record "
                         f"that {name} needs") from None
+    except (ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{records.FOLDER[0]}/{claim.source or name}.jsonl: {name} can't be judged "
+                        f"by these records ({error})") from None
 
 
-def verdicts():
-    """{name: what results.json says} of the claims that have records."""
+def verdicts(but=()):
+    """{name: what results.json says} of the claims that have records, but for some."""
     out = {}
     for name, claim in CLAIMS.items():
-        rows, found = verdict_of(name)
+        rows, found = verdict_of(name) if name not in but else ((), None)
         if found:
             out[name] = dict(verdict=found.word, measured=claim.told(found), says=claim.says,
                              where=claim.where, seeds=records.seeds_of(rows),
@@ -82,9 +85,9 @@ def verdicts():
     return out
 
 
-def save():
-    """Writes results.json; returns what it says."""
-    done = verdicts()
+def save(but=()):
+    """Writes results.json of all claims but some; returns what it says."""
+    done = verdicts(but)
     told = json.dumps(done, indent=1, ensure_ascii=False) + "\n"
     write_atomically(records.FOLDER[0] / "results.json", lambda f: f.write(told.encode()))
     return done
@@ -120,7 +123,7 @@ def measure(cfg, names):
         if not cfg.quick:
             records.draw_curves(name, found.panels, found.log_x)
         print(f"{name} {found.word}: {CLAIMS[name].told(found)}")
-    save()
+    save(failed)
     return failed
 
 

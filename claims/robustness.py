@@ -237,8 +237,8 @@ def verdict_h12(rows):
         slopes[size] = [f["b"] for f in fits]
         r2, near, far, reach = (float(np.nanmean([f[k] for f in fits]))
                                 for k in ("r2", "near", "far", "reach"))
-        holds += [r2 >= 0.8, passes([f["far"] - f["near"] / 2 for f in fits
-                                     if math.isfinite(f["far"] + f["near"])])]
+        halves = [f["far"] - f["near"] / 2 for f in fits if math.isfinite(f["far"] + f["near"])]
+        holds += [r2 >= 0.8, passes(halves) if halves else False]    # too few snapshots to halve
         law = mean_se([r["slope_foretold"] / spread[r["seed"]] for r in found])[0]
         told.append(f"{size}: slope {told_of(slopes[size], '')}, {near:.2f} in the nearer and "
                     f"{far:.2f} in the farther half (the law for small KL: {law:.2f}), R2 {r2:.2f} "

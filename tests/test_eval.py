@@ -14,6 +14,7 @@ import pytest
 import eval as runner
 from claims import records, start
 from common import UserError, parse_flags
+from measures import mean_se
 
 
 @pytest.fixture
@@ -135,6 +136,23 @@ def test_markers_stand_once_and_in_order(here):
         with pytest.raises(UserError, match="a.md: needs the markers"):
             runner.pages.fill(path, dict(x="new"))
         assert path.read_text() == text
+
+
+def test_records_that_can_not_be_judged_end_no_other_claim(here, monkeypatch, capsys):
+    """As of a quick look: too little for a rule is told, not a traceback."""
+    def judge(rows):
+        """held: never."""
+        return records.verdict(True, rows, str(mean_se([])))
+
+    odd = records.Claim("odd", "HH 1", claim().measure, judge, 5, source="own")
+    monkeypatch.setattr(runner, "CLAIMS", {"X1": odd, "X2": claim()})
+    records.append("own", dict(seed=0))
+    with pytest.raises(UserError, match="own.jsonl: X1 can't be judged by these records"):
+        runner.main(runner.Config())
+    with pytest.raises(UserError, match="1 of 2 claims not measured: X1"):
+        runner.main(runner.Config(all=True))
+    assert "X2 held" in capsys.readouterr().out
+    assert list(json.loads(Path("results/results.json").read_text())) == ["X2"]
 
 
 def test_a_failed_claim_tells_why(here, monkeypatch, capsys):
