@@ -221,7 +221,7 @@ def groups(cfg, seed):
     """Chance that annotators of each group prefer the policy's answer to SFT's, with an error over
     prompts.
     """
-    lines = pool(cfg, "groups", seed, few(cfg, 6000), groups=GROUPS)
+    lines = pool(cfg, "six-groups", seed, few(cfg, 6000), groups=GROUPS)
     lines = [line for line in lines if line["annotator"] in inside(seed)]
     pairs, others = (said(cfg, path, seed) for path in (
         fitted(cfg, seed, "groups", lines)[0], tuned(cfg, seed)))

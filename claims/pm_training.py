@@ -10,8 +10,8 @@ import shutil
 import preference
 from claims.records import (ANY, Claim, Effect, append, bars, curves, missing, over_seeds, paired,
                             passes, told_of, verdict)
-from claims.start import (LR_AFTER, LR, base, measure, of, points, pool, pretrained, test_lines,
-                          train_lines, train_pm)
+from claims.start import (LR_AFTER, LR, base, few, measure, of, points, pool, pretrained,
+                          test_lines, train_lines, train_pm)
 from common import load_checkpoint
 from data import probes
 from data.tokenizer import loads
@@ -182,7 +182,7 @@ def verdict_h27(rows):
 
 def i02(cfg):
     for unit in missing("I02", cfg.seeds, mode=("grouped", "shuffled")):
-        lines = pool(cfg, "rankings", unit["seed"], 600, answers="4-9")
+        lines = pool(cfg, "rankings", unit["seed"], few(cfg, 600), answers="4-9")
         pairs = sum(len(x["responses"]) * (len(x["responses"]) - 1) // 2 for x in lines)
         shuffled = unit["mode"] == "shuffled"
         batch = round(16 * pairs / len(lines)) if shuffled else 16   # the same pairs in a step
@@ -218,9 +218,9 @@ def verdict_i02(rows):
 def i03(cfg, groups=5):
     for unit in missing("I03", cfg.seeds, fold=range(groups)):
         seed, name = unit["seed"], f"group {unit['fold']}"
-        lines = pool(cfg, "groups", seed, 2000, groups=groups)
+        lines = pool(cfg, "groups", seed, few(cfg, 2000), groups=groups)
         test = [{**x, "objective": "new_group" if x["annotator"] == name else "known_groups"}
-                for x in pool(cfg, "groups-test", seed + 1000, 2000, groups=groups)]
+                for x in pool(cfg, "groups-test", seed + 1000, few(cfg, 2000), groups=groups)]
         measure(cfg, "I03", unit, pretrained(cfg, "toy"),
                 [x for x in lines if x["annotator"] != name], test, lr=LR_AFTER)
 

@@ -432,7 +432,7 @@ def test_beliefs_are_in_comparisons_and_in_ppos_prompts(pipeline):
 
 def test_three_groups_give_the_data_and_all_judge(pipeline):
     row = people.groups(CFG, 4)
-    assert pipeline.pools == [("groups", 4, 750, dict(groups=6))]
+    assert pipeline.pools == [("six-groups", 4, 750, dict(groups=6))]
     lines = pipeline.pms[0][2]
     assert {x["annotator"] for x in lines} == people.inside(4) == set(row["inside"])
     assert len(lines) == 6 and len(row["inside"]) == 3
