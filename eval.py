@@ -3,7 +3,7 @@
     python eval.py                      what there is: each claim, its verdict so far, its minutes
     python eval.py H12 H20              measure these: records, figures, verdicts
     python eval.py --all                measure all, overnight on two cores; it goes on where it was
-    python eval.py --all --quick        one seed and an eighth of the work: does it run at all?
+    python eval.py --all --quick        one seed, an eighth of the work (20 minutes): does it run?
     python eval.py --readme             rewrite README.md and docs/ from results/
     python eval.py --report             the report of --run: terminal, report.md, .json and .png
     python eval.py --report --record    the same, and its numbers to results/laptop.jsonl
