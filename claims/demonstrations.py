@@ -13,8 +13,8 @@ import rejection
 import sft
 from claims.policies import (OBJECTIVES, answers, distilled, load, look, many_answers, trained_pm,
                              trained_policy)
-from claims.records import (Claim, Effect, append, bars, missing, passes, records, told_of,
-                            verdict)
+from claims.records import (Claim, Effect, append, bars, less, missing, passes, records,
+                            told_of, verdict)
 from claims.start import base, few, points, work
 from common import metrics_of
 from data import probes, world
@@ -221,8 +221,7 @@ def verdict_k12(rows):
     told = f"at {told_of(kl, '')} nats: PM score {told_of(pm, '')}, gold {told_of(gold, '')}"
     if None in ppo:
         return verdict(False, [], told + "; no PPO run (eval.py K10) has gone so far")
-    less = [b - a for a, b in zip(pm, ppo, strict=True)]
-    up = [Effect(mean_se(x), 0.05) for x in (pm, gold, less)]
+    up = [Effect(mean_se(x), 0.05) for x in (pm, gold, less(ppo, pm))]
     told += f"; PPO at the same KL: PM score {told_of(ppo, '')}"
     panels = [bars("at the same KL", "PM score gained", {"rejection + SFT": pm, "PPO": ppo})]
     return verdict(up, rows, told, panels)

@@ -28,7 +28,8 @@ import preference
 import pretrain
 from claims import skills
 from claims.policies import blocks, forget, load
-from claims.records import Claim, append, bars, missing, passes, rises, told_of, verdict, within
+from claims.records import (Claim, append, bars, less, missing, passes, rises, told_of, verdict,
+                            within)
 from claims.skills import PLAIN
 from claims.start import LR, LR_AFTER, few, place, points, train_pm, work
 from data import probes, world
@@ -135,10 +136,6 @@ def values(rows, size, name, who, *keys):
 def changes(rows, size, name, *keys, first="base", second="rlhf"):
     """What a number of `second` is above that of `first`, a number a seed."""
     return less(*(values(rows, size, name, who, *keys) for who in (second, first)))
-
-
-def less(one, other):
-    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def falls(some, matters):

@@ -20,7 +20,7 @@ from bradley_terry import scores
 from claims.demonstrations import wins
 from claims.policies import (OBJECTIVES, answers, asked, blocks, distilled, load, look,
                              trained_policy)
-from claims.records import Claim, Effect, append, bars, missing, told_of, verdict
+from claims.records import Claim, Effect, append, bars, less, missing, told_of, verdict
 from claims.start import LR, LR_AFTER, base, few, of, points, pretrained, train_pm, work
 from control import snapshots_of
 from data import world
@@ -335,7 +335,7 @@ def verdict_h21(rows):
     for o in OBJECTIVES:
         by_pm, chosen = ([r[k][o]["mixture"] for r in own] for k in ("pm_elo", "elo"))
         perfect = [by_gold(r, o) for r in own]
-        holds += [Effect(mean_se([a - b for a, b in zip(by_pm, x, strict=True)]), 10.0)
+        holds += [Effect(mean_se(less(by_pm, x)), 10.0)
                   for x in (chosen, perfect)]
         panels.append(bars(o, "Elo over distilled", {
             "PM's means": by_pm, "gold's means": perfect, "choices": chosen}))
@@ -353,7 +353,7 @@ def verdict_h33(rows):
     told = "preferred to writers' answers: " + ", ".join(
         f"by {name} {points(mean_se(v)[0])} ± {points(mean_se(v)[1])}"
         for name, v in (("the PM", by_pm), ("annotators", chosen)))
-    more = mean_se([a - b for a, b in zip(by_pm, chosen, strict=True)])
+    more = mean_se(less(by_pm, chosen))
     panels = [bars("preferred to writers' answers", "share", {"by the PM": by_pm,
                                                               "by annotators": chosen})]
     return verdict([Effect(more, 0.01)], own, told, panels)

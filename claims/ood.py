@@ -13,7 +13,7 @@ characters alone has an AUROC of 0.70, that of turns 0.62.
 from pathlib import Path
 
 import ood
-from claims.records import Claim, append, missing, rises, told_of, verdict
+from claims.records import Claim, append, less, missing, rises, told_of, verdict
 from claims.start import base, few
 from common import device_of, load_source
 from data.tokenizer import loads
@@ -73,14 +73,9 @@ def best(by, kind):
     return max(by, key=lambda layer: mean_se(by[layer][kind])[0])
 
 
-def gap(one, two):
-    """two less one, seed by seed."""
-    return [b - a for a, b in zip(one, two, strict=True)]
-
-
 def beyond(one, two):
     """The Effect of two's AUROC above one's, of which 0.01 would matter."""
-    return rises(gap(one, two), 0.01)
+    return rises(less(two, one), 0.01)
 
 
 def panel(title, by, kinds):
@@ -97,7 +92,8 @@ def verdict_h30(rows):
     its first nor its last, and above both; each by two errors over paired seeds and 0.01.
     """
     by = table(rows)
-    gaps = {(m, k): gap(x["plain"], x["relative"]) for m, own in by.items() for k, x in own.items()}
+    gaps = {(m, k): less(x["relative"], x["plain"])
+            for m, own in by.items() for k, x in own.items()}
     holds = [beyond(x["plain"], x["relative"]) for own in by.values() for x in own.values()]
     wins = sum(x.word == "held" for x in holds)
     tops = {m: own[best(own, "relative")]["relative"] for m, own in by.items()}
@@ -128,7 +124,7 @@ def verdict_h31(rows):
                       key=lambda key: mean_se(toy[key[0]][key[1]])[0])
     zero = toy[layer][kind]
     shown = {m: by[m][best(by[m], "relative")] for m in SIZES}
-    gains = {m: gap(zero, shown[m]["10 shown"]) for m in ("toy", "nano")}
+    gains = {m: less(shown[m]["10 shown"], zero) for m in ("toy", "nano")}
     told = (f"zero-shot, toy, best of both: {kind} at layer {layer} {told_of(zero, '', 3)}, "
             f"relative {told_of(shown['toy']['relative'], '', 3)}; ten shown: " + ", ".join(
                 f"{m} {told_of(x['10 shown'], '', 3)}" for m, x in shown.items())

@@ -16,7 +16,8 @@ import sft
 from claims.demonstrations import wins
 from claims.policies import (OBJECTIVES, agreement, answers, asked, distilled, load, sampled,
                              trained_pm, trained_policy)
-from claims.records import Claim, append, bars, missing, passes, rises, told_of, verdict, within
+from claims.records import (Claim, append, bars, less, missing, passes, rises, told_of, verdict,
+                            within)
 from claims.start import (LR_AFTER, base, few, points, pool, pretrained, test_lines, train_lines,
                           train_pm, work)
 from data import ratings, world
@@ -251,11 +252,6 @@ def measure(cfg):
 def of(rows, variant):
     """A variant's lines by seed."""
     return sorted((r for r in rows if r["variant"] == variant), key=lambda r: r["seed"])
-
-
-def less(one, other):
-    """one - other, seed by seed."""
-    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def shares(values):

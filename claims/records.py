@@ -82,6 +82,11 @@ def paired(rows, value, key, first, second):
     return mean_se([two[s] - one[s] for s in sorted(one.keys() & two.keys())])
 
 
+def less(one, other):
+    """one - other, seed by seed."""
+    return [a - b for a, b in zip(one, other, strict=True)]
+
+
 def above(found, by=2):
     """Whether a (mean, error) is above 0 by so many errors."""
     return found[0] > by * found[1] and found[0] > 0

@@ -12,7 +12,7 @@ A unit is a seed of one of the two: 8 minutes on one core; its line is in result
 
 from claims.online import fitted, gather, tuned
 from claims.policies import distilled, load, look
-from claims.records import Claim, Effect, append, complete, missing, told_of, verdict
+from claims.records import Claim, Effect, append, complete, less, missing, told_of, verdict
 from claims.start import few, points
 from measures import mean_se
 
@@ -58,7 +58,7 @@ def verdict_repair(rows):
                    for r in range(ROUNDS + 1)] if sick else []
             told.append(f"{s}: {name.replace('_', ' ')} by round " + ", ".join(way))
     left = {s: [own[i]["rounds"][-1]["refused"] for i in sick] for s, own in by.items()}
-    more = [a - b for a, b in zip(left["early"], left["end"], strict=True)]
+    more = less(left["early"], left["end"])
     holds = [mean_se(left["end"])[0] < 0.2, Effect(mean_se(more), 0.1)] if sick else False
     told = (f"{len(sick)} of {len(by['end'])} first policies refuse most plain prompts ("
             + ", ".join(points(r["rounds"][0]["refused"]) for r in by["end"]) + "); of these: "

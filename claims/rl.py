@@ -14,7 +14,7 @@ import collect
 import preference
 from claims.policies import (blocks, distilled, forget, load, look, text_loss, trained_pm,
                              trained_policy)
-from claims.records import (ANY, Claim, Effect, append, bars, missing, paired, told_of,
+from claims.records import (ANY, Claim, Effect, append, bars, less, missing, paired, told_of,
                             verdict)
 from claims.start import (LR_AFTER, base, few, points, policy, pretrained, test_lines, train_pm,
                           work)
@@ -205,7 +205,7 @@ def verdict_i07(rows):
     by = table(rows)
     half = {v: [first_half(r, "score") for r in by[v]] for v in
             ("default", "critic fresh")}
-    lead = mean_se([a - b for a, b in zip(half["default"], half["critic fresh"], strict=True)])
+    lead = mean_se(less(half["default"], half["critic fresh"]))
     ema = gap(by, "gold", "default", "ema 0.9")
     told = (", ".join(f"{v.replace('default', 'critic from the PM')}: {told_of(s)}"
                       for v, s in half.items()) + " mean score in the first half; gold at the end "

@@ -18,7 +18,7 @@ import preference
 import pretrain
 from claims.policies import (blocks, distilled, forget, load, logp_accuracy, look, many_answers,
                              trained_policy)
-from claims.records import Claim, Effect, append, bars, missing, passes, told_of, verdict
+from claims.records import Claim, Effect, append, bars, less, missing, passes, told_of, verdict
 from claims.start import (base, few, place, points, steps_of, test_lines, train_lines,
                           train_pm)
 from common import load_checkpoint, load_source, write_atomically
@@ -186,8 +186,8 @@ def verdict_h11(rows):
         ends = [gained(r, r["snapshots"][-1]) for r in found]
         lead[size] = [g["train"] - g["test"] for g in ends]
         gold[size] = [r["snapshots"][-1]["gold"] for r in found]
-    holds = [rises([a - b for a, b in zip(lead["nano"], lead["toy"], strict=True)]),
-             rises([b - a for a, b in zip(gold["nano"], gold["toy"], strict=True)])]
+    holds = [rises(less(lead["nano"], lead["toy"])),
+             rises(less(gold["toy"], gold["nano"]))]
     told = "; ".join(f"PM {s}: lead of the train PM {told_of(lead[s])}, gold at the end "
                      f"{told_of(gold[s])}" for s in lead)
     panels = [("micro policy", "sqrt(KL)", "gold", {f"{s} PM": curve_of(rows, f"micro/{s}", "gold")
@@ -279,7 +279,7 @@ def verdict_h23(rows):
     best = [best_by_test(r)["logp_accuracy"] for r in found]
     most = [max(s["logp_accuracy"] for s in r["snapshots"]) for r in found]
     pm = [r["pm_accuracy"] for r in found]
-    holds = [rises([b - a for a, b in zip(first, best, strict=True)], 0.01),
+    holds = [rises(less(best, first), 0.01),
              all(m < p for m, p in zip(most, pm, strict=True))]
     told = (f"log-prob accuracy {points(mean_se(first)[0])} -> {points(mean_se(best)[0])} (at most "
             f"{points(mean_se(most)[0])}); the PM's {points(mean_se(pm)[0])}")
