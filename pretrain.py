@@ -21,7 +21,7 @@ import torch
 
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
                     schedule, start, total, uniforms, update)
-from data import full, world
+from data import full, principles, world
 from data.text import read_texts, strings, text_documents
 from data.tokenizer import load, loads, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
@@ -63,7 +63,7 @@ def lm_loss(model, ids, lengths):
 
 # ---------------------------------------------------------------- data
 
-WORLDS = {"core": world.document, "full": full.document}
+WORLDS = {"core": world.document, "full": full.document, "principles": principles.document}
 
 
 def documents_of(tok, seed, count, context, first=0, kind="core"):
