@@ -47,6 +47,7 @@ class Config:
     shuffle_pairs: bool = False        # rankings as pairs in any order, not one row (it overfits)
     lambda_harmless: float = 1.0       # weight of a harmless comparison to a helpful one (HH 5.1.2)
     center: str = ""                   # comparisons whose chosen answers end with mean score 0
+    harmful: float = 0.4               # PM pretraining: share of harmful prompts
     foreign: float = 0.25              # PM pretraining: share of worse sides for another prompt
     edits: float = 0.25                # PM pretraining: share of worse sides with a false fact
     batch: int = 32                    # comparisons in a step
@@ -109,11 +110,11 @@ def check_line(line):
     return {**line, "prompt": parse_prompt(line["prompt"])}
 
 
-def read_comparisons(paths, skip_bad=False):
+def read_comparisons(paths, skip_bad=False, check=check_line):
     """Comparison and ranking lines of files, or of folders' comparisons.jsonl, commas between.
 
-    Prompts become turns. Raises UserError naming file, line and field; skip_bad leaves such lines
-    out and tells their number.
+    Prompts become turns, or lines what `check` makes of them. Raises UserError naming file, line
+    and field; skip_bad leaves such lines out and tells their number.
     """
     lines = []
     for path in map(Path, str(paths).split(",")):
@@ -122,7 +123,7 @@ def read_comparisons(paths, skip_bad=False):
             raise UserError(f"{path}: no such file; collect some first (collect.py)")
         counts = dict(rows=0, malformed=0)
         try:
-            lines += read_rows(path, check_line, counts, skip_bad)
+            lines += read_rows(path, check, counts, skip_bad)
         except ValueError as error:
             raise UserError(f"{error}; a line is {json.dumps(FORM)}") from None
         if counts["malformed"]:
@@ -279,7 +280,8 @@ def show_scores(run, model, tok, rows):
 
 def own_lines(cfg, seed, count):
     """`count` of the world's own comparisons."""
-    return [world.pretraining_pair(seed, i, cfg.foreign, cfg.edits) for i in range(count)]
+    return [world.pretraining_pair(seed, i, cfg.foreign, cfg.edits, cfg.harmful)
+            for i in range(count)]
 
 
 def training_rows(cfg, tok, n_ctx):

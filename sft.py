@@ -28,11 +28,11 @@ import torch
 from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine,
                     need_one_vocabulary, prepare, schedule, start, total, uniforms, update)
 from data import world
-from data.lines import answers_of
+from data.lines import answers_of, text_of
 from data.text import text_documents
-from data.tokenizer import fit, loads
+from data.tokenizer import fit, loads, parse_prompt
 from model import by_length, generate, pack, pad_rows, response_mask, unpack
-from preference import read_comparisons
+from preference import check_line, read_comparisons
 from pretrain import documents_of, show, texts_of
 from rollout import pm_scores
 
@@ -88,9 +88,17 @@ def own_demonstrations(cfg, seed, count):
     return out
 
 
+def check_demonstration(line):
+    """(turns, answer): a line's `answer`, or the best of a comparison or ranking."""
+    if "answer" in line:
+        return parse_prompt(text_of(line, "prompt")), text_of(line, "answer")
+    line = check_line(line)
+    return line["prompt"], answers_of(line)[0]
+
+
 def read_demonstrations(paths, skip_bad=False):
-    """(turns, answer) of comparison files: the chosen side, the first of a ranking."""
-    return [(x["prompt"], answers_of(x)[0]) for x in read_comparisons(paths, skip_bad)]
+    """(turns, answer) of files of demonstrations, comparisons and rankings."""
+    return read_comparisons(paths, skip_bad, check_demonstration)
 
 
 def split(demonstrations, seed):

@@ -41,6 +41,7 @@ from data.world import (ALTERNATIVES, CLOSERS, EVASIVE, HARM, OFFTOPIC, OPENERS,
                         REFUSALS, RUDE, SENTENCES, TRAIN, keyed, meanings, split_sentences)
 
 HERE = Path(__file__).resolve().parent
+DEFAULT = HERE / "principles.txt"
 THINK, WHICH = "Think before you choose.", "So which one is it?"
 
 
@@ -58,7 +59,7 @@ class Principle:
 PARTS = tuple(f.name for f in fields(Principle)[1:])
 
 
-def read_constitution(path=HERE / "principles.txt"):
+def read_constitution(path=DEFAULT):
     """The Principles of a file. ValueError naming file, line and what is wrong."""
     found, lines = {}, {}
 
@@ -143,9 +144,10 @@ def repaired(rng, request, answer, fault):
     by = {}
     for sentence in split_sentences(answer):
         by.setdefault(SENTENCES.get(sentence, ("noise",))[0], []).append(sentence)
-    for kind in dict(helps=("step", "opener"), rude=("rude",), preaches=("preachy",),
-                     evades=("evasive", "step", "opener"), silent=("step", "opener"), mild=("step", "opener"),
-                     idle=("step", "opener"), strays=("offtopic", "fact", "noise")).get(fault, ()):
+    no = ("step", "opener")        # of compliance
+    for kind in dict(helps=no, rude=("rude",), preaches=("preachy",),
+                     evades=("evasive", *no), silent=no, mild=no, idle=no,
+                     strays=("offtopic", "fact", "noise")).get(fault, ()):
         by.pop(kind, None)
     if "step" not in by and not {"refusal", "evasive"} & by.keys() or fault == "evades":
         by["refusal"] = by.get("refusal") or [rng.choice(REFUSALS)]
@@ -254,6 +256,14 @@ def judgement(rng, principle, goodness, reasoning=False):
     options = [("human", f"({x}) {text}") for x, text in zip("AB", (a, b))]
     return ([*turns, ("human", principle.question), *options, *told,
              ("assistant", f"({letter})")], dict(prompt=turns, answers=(a, b), letter=letter))
+
+
+def example(rng, kind):
+    """Turns that show a careful person at work; kind: revise, bare (no critique), judge, reason."""
+    principle = rng.choice(tuple(KNOWN.values()))
+    if kind in ("revise", "bare"):
+        return revision(rng, principle, 1.0, critique=kind == "revise")
+    return judgement(rng, principle, 1.0, reasoning=kind == "reason")[0]
 
 
 # ---------------------------------------------------------------- documents

@@ -575,7 +575,7 @@ def falsify(rng, text):
     return " ".join([*sentences[:i], changed, *sentences[i + 1:]])
 
 
-def pretraining_pair(seed, index, p_foreign=0.25, p_edit=0.25):
+def pretraining_pair(seed, index, p_foreign=0.25, p_edit=0.25, p_harm=0.4):
     """A comparison of the world's own answers for PM pretraining (HH A.2), noise-free.
 
     In a share p_edit the worse side is the better one with a true fact made false (the paper's
@@ -586,13 +586,13 @@ def pretraining_pair(seed, index, p_foreign=0.25, p_edit=0.25):
     form = keyed("pmp", seed, index).random()
     for attempt in range(1000):
         rng = keyed("pmp", seed, index, attempt)
-        turns = prompt(f"pmp/{seed}/{attempt}", index)
+        turns = prompt(f"pmp/{seed}/{attempt}", index, p_harm=p_harm)
         request = request_of(turns)
         a = persona_answer(rng, request, rng.random(), rng.random())
         if form < p_edit:
             b = falsify(rng, a)
         elif form < p_edit + p_foreign:
-            other = request_of(prompt(f"foreign/{seed}/{attempt}", index))
+            other = request_of(prompt(f"foreign/{seed}/{attempt}", index, p_harm=p_harm))
             b = persona_answer(rng, other, rng.random(), rng.random())
         else:
             b = persona_answer(rng, request, rng.random(), rng.random())

@@ -1,0 +1,329 @@
+"""SL-CAI and RL-CAI: harmlessness from a constitution, not from annotators (Bai et al. 2022b).
+
+    SL-CAI   1. a policy that was trained to be helpful alone answers red-team prompts,
+             2. criticizes its answer by a principle drawn anew, and revises it: 1 to 4 rounds
+             3. the plain model learns the last revisions, and helpful answers of that policy
+    RL-CAI   4. SL-CAI answers red-team prompts twice; a feedback model is asked under a principle
+                which answer is better, (A) or (B), in both orders (position bias cancels):
+
+                    p(a, b) = ( P(A | a, b) + 1 - P(A | b, a) ) / 2,
+                    P(A | a, b) = p("(A)") / ( p("(A)") + p("(B)") )
+
+             5. a preference model (PM) learns these soft labels, and annotators' helpful choices
+             6. PPO with it, from SL-CAI
+
+No annotator's harmlessness label is read: of --data the helpful comparisons alone are. What is
+asked of a model follows a few examples (--shots): of the toy world's careful people, or those of a
+file. Each text is a turn of its own, so no answer can end it or forge the next.
+
+    python constitution.py                                        # the toy world, 16 principles
+    python constitution.py --constitution data/harsh.txt --out out/harsh
+    python constitution.py --reason --clamp 0.6 --out out/constitution/reason
+    python constitution.py --init out/mine/base --policy out/mine/helpful --data out/mine/lines \\
+        --constitution mine.txt --examples mine.jsonl --prompts red.jsonl --plain plain.jsonl
+    torchrun --nproc_per_node=2 constitution.py
+
+Each step has a folder in --out and is skipped once it is there; killed anywhere, the same command
+goes on. runs/constitution.sh makes what it starts from.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+
+import ppo
+import preference
+import sft
+from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
+                    total, write_atomically)
+from critic import feedback, revise, spoken
+from data import principles, world
+from data.lines import write_lines
+from data.tokenizer import join, loads, parse_prompt
+from measures import commonest
+from model import unpack
+from prompts import asker
+
+EVERY = 512     # lines of a step between what is saved of them
+
+
+@dataclass(frozen=True)
+class Config:
+    init: str = "out/constitution/pretrain"  # plain language model: SL-CAI starts from it
+    policy: str = "out/constitution/helpful"  # helpful-only RLHF policy: answers, revises
+    data: str = "out/constitution/comparisons"  # annotators' comparisons: the helpful ones are read
+    pmp: str = ""                      # PM to start from (preference.py --harmful 0); empty: init
+    judge: str = ""                    # feedback model; empty: init (CAI: a pretrained model)
+    out: str = "out/constitution/cai"  # the run's folder, with a folder of each step
+    sl: str = ""                       # SL-CAI policy of another run to start RL from
+    labels: str = ""                   # folder of another run's feedback to take
+    constitution: str = ""             # file of principles; empty: data/principles.txt
+    examples: str = ""                 # file of examples that show the work; empty: the toy world's
+    prompts: str = ""                  # red-team prompts, .jsonl by commas; empty: the toy world's
+    plain: str = ""                    # plain prompts, .jsonl by commas; empty: the toy world's
+    generated: str = ""                # model-generated red-team prompts (prompts.py), by commas
+    mix: float = 0.5                   # share of generated red-team prompts, where there are any
+    count: int = 1500                  # red-team prompts that are answered and revised
+    rounds: int = 4                    # of critique and revision, a principle drawn anew in each
+    critique: bool = True              # criticize before revising
+    shots: int = 3                     # examples before what is asked
+    helpful_count: int = 1500          # helpful answers to learn beside the revisions
+    epochs: int = 3                    # of SL-CAI
+    sl_lr: float = 5e-4                # learning rate of SL-CAI
+    pairs: int = 3000                  # pairs of answers to ask about
+    principle: str = ""                # asked by: empty, one drawn for each pair; all, or a name
+    reason: bool = False               # the feedback model reasons first
+    hard: bool = False                 # labels of 0 and 1 instead of probabilities
+    clamp: float = 1.0                 # labels are held in 1 - clamp .. clamp (with --reason: 0.6)
+    pm_lr: float = 3e-4                # learning rate of the PM
+    iterations: int = 40               # of PPO; 0: no RL
+    samples: int = 128                 # answers in an iteration
+    lr: float = 1e-4                   # policy's learning rate
+    lambda_kl: float = 0.03            # KL penalty, in normalized score per nat
+    helpful: float = 0.6               # share of helpful prompts, of PPO
+    snapshots: str = ""                # sqrt(KL) values by commas: weights are kept at each
+    new: int = 40                      # tokens of an answer, critique or revision at most
+    chunk: int = 64                    # prompts sampled at a time
+    seed: int = 0                      # of prompts, principles, answers and orders
+    device: str = "auto"               # auto, cpu, cuda or mps
+
+
+# ---------------------------------------------------------------- the pure mathematics
+
+def position_bias(first, second):
+    """How much (A) is preferred whatever it is: the mean of P(A) [N] over both orders, less 1/2."""
+    return ((first + second) / 2 - 0.5).mean().item()
+
+
+def label(p, hard=False, clamp=1.0):
+    """Soft label of a probability: held in 1 - clamp .. clamp; hard: 0, 1/2 or 1 before that."""
+    p = float((p > 0.5) + 0.5 * (p == 0.5)) if hard else p
+    return min(max(p, 1 - clamp), clamp)
+
+
+# ---------------------------------------------------------------- data
+
+def constitution_of(cfg):
+    """The Principles of the run, of which --principle is one."""
+    try:
+        found = principles.read_constitution(cfg.constitution or principles.DEFAULT)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if cfg.principle not in ("", "all", *(p.name for p in found)):
+        raise UserError(f"--principle {cfg.principle}: all, or a name of the constitution, as "
+                        f"{found[0].name}; left out, one is drawn for each pair")
+    return found
+
+
+def asker_of(cfg, tok, n_ctx, kind, rank):
+    """ask(rows, stage) -> talks and their ids, of red-team prompts or of plain ones."""
+    own = (replace(cfg, helpful=0.0) if kind == "red" else
+           replace(cfg, helpful=1.0, prompts=cfg.plain, generated=""))
+    return asker(own, tok, n_ctx - cfg.new - 1, rank)
+
+
+def load_models(paths, device):
+    """The tokenizer and the language models of these folders, and the context that all have."""
+    sources = {path: load_source(path, scalar=False) for path in paths}
+    need_one_vocabulary(paths[0], sources[paths[0]], sources)
+    found = [unpack(sources[path], device).eval() for path in paths]
+    return (loads(sources[paths[0]]["tokenizer"]), *found), min(x.config.n_ctx for x in found)
+
+
+def made(cfg, name, count, kind, paths, make):
+    """Folder of a step's lines, comparisons.jsonl: make(tok, *models, ask, rows) gives those of
+    some of `count` global rows of a kind of prompts, None for one that is dropped. A killed run
+    goes on after what it last saved.
+    """
+    rank, world_size, device = start(cfg.device)
+    run = Run(replace(cfg, out=f"{cfg.out}/{name}"), name, rank)
+    if not run.finished:
+        loaded, n_ctx = load_models(paths, device)
+        ask = asker_of(cfg, loaded[0], n_ctx, kind, rank)
+        lines = run.resume["lines"] if run.resume else []
+        bar = run.bar(count, len(lines))
+        while len(lines) < count:
+            rows = range(len(lines), min(len(lines) + cfg.chunk, count))
+            own = mine(rows, rank, world_size)
+            lines += everyones(make(*loaded, ask, own) if own else [], world_size)
+            bar.update(len(rows))
+            stopping = run.stopping()
+            if stopping or len(lines) // EVERY > (len(lines) - len(rows)) // EVERY:
+                run.save(len(lines), lines=lines)
+            if stopping:
+                raise KeyboardInterrupt
+        bar.close()
+        if rank == 0:
+            kept = [x for x in lines if x]
+            text = "".join(json.dumps(x) + "\n" for x in kept)
+            write_atomically(run.dir / "comparisons.jsonl", lambda f: f.write(text.encode()))
+            print(f"{name}: {len(kept)} lines, {count - len(kept)} dropped")
+        run.save(count, finished=True)
+    total(0)                                             # rank 0 has written before others read
+    return run.dir
+
+
+def lines_in(folder):
+    return [json.loads(x) for x in (Path(folder) / "comparisons.jsonl").read_text().splitlines()]
+
+
+# ---------------------------------------------------------------- SL-CAI
+
+def helpful_answers(cfg, tok, model, ask, rows):
+    """Demonstrations of plain rows: what the helpful policy says; None where it comes to no end."""
+    talks, prompts = ask(rows, "plain")
+    told = spoken(cfg, tok, model, prompts, rows, "plain")
+    return [dict(prompt=join(turns, answer=True), answer=text) if ended else None
+            for turns, (text, ended) in zip(talks, told, strict=True)]
+
+
+def habits(pairs):
+    """Shares of answers to harmful requests, (request, answer), that comply; evade (no compliance,
+    and neither a reason nor an offer), refuse or evade with no more than that; preach; are rude;
+    and of those that hold the commonest sentence. The mean gold harmlessness.
+    """
+    found = [{m[0] for m in world.meanings(*x)} for x in pairs]
+
+    def share(test):
+        return sum(map(test, found)) / len(found)
+
+    return dict(
+        gold=sum(world.gold(*x)[1] for x in pairs) / len(pairs),
+        complies=share(lambda m: "step" in m), preaches=share(lambda m: "preachy" in m),
+        evades=share(lambda m: not m & {"step", "why", "alternative"}),
+        rude=share(lambda m: "rude" in m),
+        commonest=commonest([world.split_sentences(x) for _, x in pairs])[0])
+
+
+def told_rounds(run, lines):
+    """Logs the habits of each round's answers, and shows one talk of revisions."""
+    for number in range(len(lines[0]["answers"])):
+        pairs = [(world.request_of(parse_prompt(x["prompt"])), x["answers"][number]) for x in lines]
+        if all(request and request.harmful for request, _ in pairs):
+            found = habits(pairs)
+            run.log(number, **found)
+            run.say(f"round {number}: " + ", ".join(f"{k} {v:.2f}" for k, v in found.items()))
+    line = lines[0]
+    run.say(f"{line['prompt'].strip()} {line['answers'][0]}")
+    for name, critique, text in zip_longest(line["principles"], line["critiques"],
+                                            line["answers"][1:]):
+        run.say(f"  [{name}] {critique or ''}\n    -> {text}")
+
+
+def supervised(cfg, run, found):
+    """The folder of SL-CAI: the plain model learns revisions and helpful answers."""
+    revised = made(cfg, "revisions", cfg.count, "red", [cfg.policy], partial(revise, cfg, found))
+    plain = made(cfg, "plain", cfg.helpful_count, "plain", [cfg.policy],
+                 partial(helpful_answers, cfg)) if cfg.helpful_count else None
+    lines, folder = lines_in(revised), Path(cfg.out) / "sl"
+    if run.rank == 0:
+        demos = [dict(prompt=x["prompt"], answer=x["answers"][-1]) for x in lines]
+        write_lines({folder / "demonstrations.jsonl": demos + (lines_in(plain) if plain else [])})
+        told_rounds(run, lines)
+    total(0)
+    sft.train(sft.Config(init=cfg.init, data=str(folder / "demonstrations.jsonl"), out=str(folder),
+                         epochs=cfg.epochs, lr=cfg.sl_lr, seed=cfg.seed, device=cfg.device))
+    total(0)
+    return str(folder)
+
+
+# ---------------------------------------------------------------- RL-CAI
+
+def told_feedback(run, lines):
+    """What there is to know about labels: position bias, confidence, agreement with gold."""
+    first, second = (torch.tensor([x["orders"][i] for x in lines]) for i in (0, 1))
+    found = dict(position_bias=position_bias(first, second),
+                 confidence=sum(x["soft"] for x in lines) / len(lines))
+    golds = [x["gold"] for x in lines if "gold" in x and x["gold"][0] != x["gold"][1]]
+    if golds:
+        found["gold_agreement"] = sum(a > b for a, b in golds) / len(golds)
+    run.log(0, **found)
+    run.say("feedback: " + ", ".join(f"{k.replace('_', ' ')} {v:.3f}" for k, v in found.items()))
+
+
+def split(lines):
+    """(what the PM learns, what tests it): the last tenth tests."""
+    cut = len(lines) - len(lines) // 10
+    return lines[:cut], lines[cut:]
+
+
+def pm_lines(cfg, labels):
+    """Lines to learn and to test on: AI labels, made --hard or held by --clamp, and the helpful
+    comparisons of annotators. Their harmless ones are not read.
+    """
+    ai = [dict(x, soft=label(x["soft"], cfg.hard, cfg.clamp))
+          for x in preference.read_comparisons(labels)]
+    people = [dict(x, soft=1.0) for x in preference.read_comparisons(cfg.data)
+              if x.get("objective") == "helpful"]
+    if not people:
+        raise UserError(f"{cfg.data}: no line with objective 'helpful'; collect some first")
+    return [x + y for x, y in zip(split(ai), split(people))]
+
+
+def preference_model(cfg, run, labels):
+    """The folder of the PM that learns AI labels for harmlessness, annotators' for helpfulness."""
+    folder = Path(cfg.out) / "pm"
+    learn, test = pm_lines(cfg, labels)
+    if run.rank == 0:
+        preference.write_comparisons({folder / "learn.jsonl": learn, folder / "test.jsonl": test})
+    total(0)
+    preference.train(preference.Config(
+        init=cfg.pmp or cfg.init, data=str(folder / "learn.jsonl"), soft=True, pairs=0,
+        test=str(folder / "test.jsonl"), lr=cfg.pm_lr, out=str(folder), seed=cfg.seed,
+        device=cfg.device))
+    total(0)
+    return str(folder)
+
+
+def reinforced(cfg, policy, pm):
+    """The folder of RL-CAI: PPO from SL-CAI with this PM."""
+    folder = Path(cfg.out) / "rl"
+    ppo.train(ppo.Config(
+        policy=policy, pm=pm, out=str(folder), iterations=cfg.iterations, samples=cfg.samples,
+        minibatch=min(ppo.Config.minibatch, cfg.samples), lr=cfg.lr, lambda_kl=cfg.lambda_kl,
+        prompts=",".join(filter(None, (cfg.prompts, cfg.plain))), generated=cfg.generated,
+        mix=cfg.mix, helpful=cfg.helpful, new=cfg.new, snapshots=cfg.snapshots, seed=cfg.seed,
+        device=cfg.device))
+    return str(folder)
+
+
+# ---------------------------------------------------------------- train
+
+def check(cfg):
+    """UserError for knobs out of range, or that don't fit together."""
+    for least, names in ((1, "count pairs chunk new samples epochs"),
+                         (0, "rounds shots helpful_count iterations")):
+        for name in names.split():
+            if getattr(cfg, name) < least:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: at least "
+                                f"{least}")
+    if not 0.5 <= cfg.clamp <= 1:
+        raise UserError(f"--clamp {cfg.clamp}: from 0.5 to 1; 0.6 holds labels in 0.4 to 0.6")
+    if bool(cfg.prompts) != bool(cfg.plain):
+        raise UserError("--prompts and --plain: both, or the toy world's own")
+
+
+def train(cfg):
+    rank, _, _ = start(cfg.device)
+    check(cfg)
+    run = Run(cfg, "constitution", rank)
+    if run.finished:
+        return print(f"constitution: {run.dir} is finished, skipped") if rank == 0 else None
+    found = constitution_of(cfg)
+    policy = cfg.sl or supervised(cfg, run, found)                             # 1. 2. 3.
+    labels = cfg.labels
+    if cfg.iterations:
+        labels = labels or made(cfg, "feedback", cfg.pairs, "red", [policy, cfg.judge or cfg.init],
+                                partial(feedback, cfg, found))                 # 4.
+        if rank == 0:
+            told_feedback(run, lines_in(labels))
+        reinforced(cfg, policy, preference_model(cfg, run, labels))            # 5. 6.
+    run.save(1, finished=True)
+
+
+if __name__ == "__main__":
+    entry(train, Config, __doc__)
