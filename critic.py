@@ -15,6 +15,7 @@ What constitution.py's steps are made of; cfg is its Config.
 
 import json
 from collections import Counter
+from functools import cache
 
 import torch
 
@@ -45,24 +46,27 @@ def check_example(line):
     return line["kind"], turns
 
 
-def examples_of(cfg):
-    """examples(rng, kind) -> turns of each of --shots examples of a kind; and their preamble."""
-    if not cfg.examples:
+@cache
+def examples_of(path, shots):
+    """examples(rng, kind) -> turns of each of `shots` examples of a kind; and their preamble."""
+    if not path:
         def own(rng, kind):
             return [principles.example(world.keyed(n), kind)
-                    for n in rng.integers(2**31, size=cfg.shots)]
+                    for n in rng.integers(2**31, size=shots)]
         return own, world.PREAMBLES["good"][0]
     try:
-        rows = list(read_rows(cfg.examples, check_example, Counter()))
+        rows = list(read_rows(path, check_example, Counter()))
+    except OSError as error:
+        raise UserError(f"{path}: not read ({error.strerror or error})") from None
     except ValueError as error:
         raise UserError(f"{error}; a line is {json.dumps(FORM)}") from None
     by = {kind: [turns for k, turns in rows if k == kind] for kind in KINDS}
 
     def listed(rng, kind):
-        if len(by[kind]) < cfg.shots:
-            raise UserError(f"{cfg.examples}: {len(by[kind])} lines of kind {kind!r}, fewer than "
-                            f"--shots {cfg.shots}")
-        return [by[kind][i] for i in rng.permutation(len(by[kind]))[:cfg.shots]]
+        if len(by[kind]) < shots:
+            raise UserError(f"{path}: {len(by[kind])} lines of kind {kind!r}, fewer than --shots "
+                            f"{shots}")
+        return [by[kind][i] for i in rng.permutation(len(by[kind]))[:shots]]
     return listed, ""
 
 
@@ -75,7 +79,7 @@ def request_ids(cfg, tok, n_ctx, kind, turns, request, key):
     """Ids of examples, the talk `turns`, and the turns of what is asked about it; cut to leave room
     for --new: examples go first, then earlier turns. Raises UserError if the rest is too long.
     """
-    examples, preamble = examples_of(cfg)
+    examples, preamble = examples_of(cfg.examples, cfg.shots)
     shots = examples(keyed(cfg.seed, "examples", kind, *key), kind)
     while True:
         ids = tok.render([*(x for shot in shots for x in shot), *turns, *request], preamble,
