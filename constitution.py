@@ -17,8 +17,8 @@ asked of a model follows a few examples (--shots): of the toy world's careful pe
 file. Each text is a turn of its own, so no answer can end it or forge the next.
 
     python constitution.py                                        # the toy world, 16 principles
-    python constitution.py --constitution data/harsh.txt --out out/harsh
-    python constitution.py --reason --clamp 0.6 --out out/constitution/reason
+    python constitution.py --constitution data/harsh.txt --out out/mine/harsh
+    python constitution.py --reason --clamp 0.6 --out out/mine/reason
     python constitution.py --init out/mine/base --policy out/mine/helpful --data out/mine/lines \\
         --constitution mine.txt --examples mine.jsonl --prompts red.jsonl --plain plain.jsonl
     torchrun --nproc_per_node=2 constitution.py
@@ -53,12 +53,12 @@ EVERY = 512     # lines of a step between what is saved of them
 
 @dataclass(frozen=True)
 class Config:
-    init: str = "out/constitution/pretrain"  # plain language model: SL-CAI starts from it
-    policy: str = "out/constitution/helpful"  # helpful-only RLHF policy: answers, revises
-    data: str = "out/constitution/comparisons"  # annotators' comparisons: the helpful ones are read
+    init: str = "out/laptop/cai/pretrain"  # plain language model: SL-CAI starts from it
+    policy: str = "out/laptop/cai/helpful"  # helpful-only RLHF policy: answers and revises
+    data: str = "out/laptop/cai/choices-helpful"  # comparisons: only the helpful ones are read
     pmp: str = ""                      # PM to start from (preference.py --harmful 0); empty: init
     judge: str = ""                    # feedback model; empty: init (CAI: a pretrained model)
-    out: str = "out/constitution/cai"  # the run's folder, with a folder of each step
+    out: str = "out/laptop/cai/run"    # the run's folder, with a folder of each step
     sl: str = ""                       # SL-CAI policy of another run to start RL from
     labels: str = ""                   # folder of another run's feedback to take
     constitution: str = ""             # file of principles; empty: data/principles.txt
@@ -319,7 +319,7 @@ def train(cfg):
     if cfg.iterations:
         labels = labels or made(cfg, "feedback", cfg.pairs, "red", [policy, cfg.judge or cfg.init],
                                 partial(feedback, cfg, found))                 # 4.
-        if rank == 0:
+        if rank == 0 and not cfg.labels:
             told_feedback(run, lines_in(labels))
         reinforced(cfg, policy, preference_model(cfg, run, labels))            # 5. 6.
     run.save(1, finished=True)

@@ -22,7 +22,7 @@ faults that are not there, revises nothing, and picks a letter at random. Answer
 turns of their own, which no text in an answer can end (data/tokenizer.py).
 
     python data/principles.py                  # look at it: a document of each form, and counts
-    python pretrain.py --world principles --context 512 --out out/constitution/pretrain
+    python pretrain.py --world principles --context 512 --out out/laptop/cai/pretrain
 """
 
 import math
@@ -268,7 +268,7 @@ def example(rng, kind):
 
 # ---------------------------------------------------------------- documents
 
-SHARES = {"core": 0.4, "draft": 0.1, "revise": 0.2, "judge": 0.3}
+SHARES = {"core": 0.6, "draft": 0.1, "revise": 0.12, "judge": 0.18}
 
 
 def beginning(rng):
