@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Constitutional AI on the toy world: SL-CAI and RL-CAI, beside RLHF from people's labels.
+#
+#   bash runs/constitution.sh        on two cores about 30 minutes; stop and start it as you like
+#   SEED=1 OUT=out/laptop1/cai bash runs/constitution.sh
+#
+# helpful-only policy -> critique and revision -> SL-CAI -> AI feedback -> preference model -> RL-CAI
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash runs/setup.sh
+PY="${VENV:-.venv}/bin/python"
+OUT="${OUT:-out/laptop/cai}"
+SEED="${SEED:-0}"
+SIZE="${SIZE:-micro}"
+export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
+
+# The principles' world: a document of each form, and what there is of it. 1 second.
+$PY data/principles.py
+
+# A base model of text in which people also criticize, revise and judge; the HHH prompt distilled.
+$PY pretrain.py --world principles --size "$SIZE" --context 512 --vocab 1024 --documents 76000 \
+    --steps 2400 --batch 32 --lr 3e-3 --every 400 --out "$OUT/pretrain" --seed "$SEED"
+$PY distill.py --init "$OUT/pretrain" --out "$OUT/distill" --seed "$SEED"
+
+# Annotators choose: on plain prompts the more helpful answer; on harmful ones the less harmful,
+# where harm alone counts for them, as before CAI's instruction to prefer who engages.
+$PY collect.py --count 3000 --harmful 0 --policy "$OUT/distill" --out "$OUT/choices-helpful" --seed "$SEED"
+$PY collect.py --count 3000 --harmful 1 --no-engaged --tranche harmless --policy "$OUT/distill" \
+    --out "$OUT/choices-harmless" --seed "$SEED"
+
+# RLHF on helpfulness alone: it answers red-team prompts, and revises.
+$PY preference.py --init "$OUT/pretrain" --harmful 0 --pairs 8000 --out "$OUT/pmp" --seed "$SEED"
+$PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful" --pairs 0 --lr 3e-4 \
+    --out "$OUT/pm-helpful" --seed "$SEED"
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --helpful 1 --out "$OUT/helpful" --seed "$SEED"
+
+# RLHF on both kinds of choices: what CAI is compared with.
+$PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful,$OUT/choices-harmless" --pairs 0 \
+    --lr 3e-4 --out "$OUT/pm-hh" --seed "$SEED"
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-hh" --out "$OUT/hh" --seed "$SEED"
+
+# SL-CAI, then RL-CAI; then RL-CAI with reasoning, from the same SL-CAI.
+$PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
+    --pmp "$OUT/pmp" --out "$OUT/run" --seed "$SEED"
+$PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
+    --pmp "$OUT/pmp" --sl "$OUT/run/sl" --reason --clamp 0.6 --out "$OUT/reason" --seed "$SEED"
