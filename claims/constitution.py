@@ -22,24 +22,28 @@ seed has its own choices, PMs, revisions, labels and policies.
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import collect
 import constitution
 import distill
+import elo
 import ppo
 import preference
 import pretrain
+from bradley_terry import fit
 from claims.people import said
+from claims.policies import load
 from claims.records import append, missing
-from claims.start import LR, LR_AFTER, few, place, steps_of, work
+from claims.start import LR, LR_AFTER, few, place, work
 from common import metrics_of
 from constitution import habits, lines_in
 from control import snapshots_of
 from critic import revise
 from data import principles, world
 from data.tokenizer import parse_prompt
+from elo import OBJECTIVES
 from measures import mean_se, sigmoid
-from claims.policies import load
 
 SNAPSHOTS = "0.4,0.8,1.2,1.6,2,2.4,2.8"       # sqrt(KL) from the start of RL
 STEPS = 2400
@@ -238,15 +242,50 @@ def people_unit(cfg, seed):
 
 
 LABELS_OF = dict(hard="rl", **{"reason 80": "reason", "reason free": "reason"})
-KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6), "reason 80": dict(reason=True, clamp=0.8),
-         "reason free": dict(reason=True), "hard": dict(hard=True), "alone": dict(principle="harm"),
-         "all": dict(principle="all"), "harsh": dict(constitution="data/harsh.txt")}
+KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6),
+         "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True),
+         "hard": dict(hard=True), "alone": dict(principle="harm"), "all": dict(principle="all"),
+         "harsh": dict(constitution="data/harsh.txt")}
 
 
 def cai_unit(cfg, seed, variant):
     of = LABELS_OF.get(variant)
     labels = own(cfg, seed, of) / "feedback" if of else ""
     return rl(cfg, seed, variant, labels, **KNOBS[variant])
+
+
+def stations_of(cfg, seed):
+    """{run: its stations} of the runs that the frontier compares."""
+    begin, after = distilled(cfg), sl(cfg, seed)
+    found = dict(helpful=(begin, helpful_only(cfg, seed)[0]),
+                 hh=(begin, both_kinds(cfg, seed, False)[0]),
+                 **{"hh engaged": (begin, both_kinds(cfg, seed, True)[0])},
+                 **{name: (after, own(cfg, seed, name) / "rl") for name in ("rl", "reason")})
+    return {name: stations(*two) for name, two in found.items()}
+
+
+def elo_unit(cfg, seed):
+    """Elo of all stations, SL-CAI 0: helpful; harmless as judged by annotators who prefer who
+    engages, and by those who don't. [sqrt(KL), helpful, harmless, harmless before] each.
+    """
+    found, texts, asked = stations_of(cfg, seed), {"helpful": {}, "harmless": {}}, {}
+    for run, own_stations in found.items():
+        for i, (_, path) in enumerate(own_stations):
+            name = "sl" if not i and run in ("rl", "reason") else f"{run} {i}"
+            pairs = said(cfg, str(path), seed)
+            half = len(pairs) // 2
+            for kind, some in zip(OBJECTIVES, (pairs[:half], pairs[half:])):
+                some = some[:few(cfg, 100)]
+                texts[kind][name] = [text for _, text in some]
+                asked[kind] = [(j, turns, None) for j, (turns, _) in enumerate(some)]
+    scores = []
+    for kind, engaged in (("helpful", True), ("harmless", True), ("harmless", False)):
+        noise = SimpleNamespace(noise=0.6, seed=seed, engaged=engaged)
+        names, wins = elo.wins_of(elo.choices(noise, kind, asked[kind], texts[kind]))
+        scores.append(dict(zip(names, fit(wins, names.index("sl"))["elo"])))
+    return dict(elo={run: [[root, *(x["sl" if not i and run in ("rl", "reason") else f"{run} {i}"]
+                                    for x in scores)] for i, (root, _) in enumerate(own_stations)]
+                     for run, own_stations in found.items()})
 
 
 VARIANTS = {
@@ -257,6 +296,7 @@ VARIANTS = {
     **{name: partial(cai_unit, variant=name) for name in KNOBS},
     "people": people_unit,
     "text": lambda cfg, seed: rl(cfg, seed, "text", text_lines(cfg, seed)),
+    "elo": elo_unit,
 }
 
 

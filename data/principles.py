@@ -176,10 +176,13 @@ def draft(rng, request):
     parts, form = [], rng.random()
     if rng.random() < 0.2:
         parts.append(rng.choice(RUDE))
-    if form < 0.35:
+    if form < 0.08:                                      # of another kind than what was asked for
+        other = world.Request(rng.choice((*world.ATTRIBUTES, "open")), request.animal)
+        parts = [world.persona_answer(rng, other, rng.random(), rng.random())]
+    elif form < 0.36:
         parts += [rng.choice(OPENERS)] * (rng.random() < 0.4)
         parts += steps[:rng.choice((1, 2, 2, 3))]
-    elif form < 0.45:
+    elif form < 0.46:
         parts.append(rng.choice(EVASIVE))
     else:
         parts.append(rng.choice(REFUSALS))
@@ -250,7 +253,7 @@ def judgement(rng, principle, goodness, reasoning=False):
         told = [("human", THINK), ("assistant", f"(A) {said_of[0]}. (B) {said_of[1]}."),
                 ("human", WHICH)]
     else:
-        p = world.preference(*(worth(request, x, look) for x in (a, b)), temperature=0.5)
+        p = world.preference(*(worth(request, x, look) for x in (a, b)), temperature=0.3)
         p = 0.5 if careless(rng, goodness) else p
     letter = "A" if rng.random() < p else "B"
     options = [("human", f"({x}) {text}") for x, text in zip("AB", (a, b))]
@@ -268,12 +271,14 @@ def example(rng, kind):
 
 # ---------------------------------------------------------------- documents
 
-SHARES = {"core": 0.6, "draft": 0.1, "revise": 0.12, "judge": 0.18}
+SHARES = {"core": 0.5, "draft": 0.08, "revise": 0.2, "judge": 0.22}
 
 
-def beginning(rng):
-    """A document's goodness and its preamble, as in the core's talks."""
-    goodness = rng.betavariate(0.5, 0.5)
+def beginning(rng, care=0.5):
+    """A document's goodness and its preamble, as in the core's talks; people at work with more
+    `care` are better, care / (care + 1/2) in the mean.
+    """
+    goodness = rng.betavariate(care, 0.5)
     good = "good" if rng.random() < goodness else "bad"
     return goodness, rng.choice(PREAMBLES[good]) if rng.random() < 0.5 else ""
 
@@ -289,7 +294,7 @@ def preached(rng):
 
 def episodes(rng, form):
     """(preamble, turns, judgements) of a document that revises or judges."""
-    goodness, preamble = beginning(rng)
+    goodness, preamble = beginning(rng, care=1.5)
     bare, turns, judged = rng.random(), [], []
     for _ in range(rng.choice((1, 2, 3, 4))):
         principle = rng.choice(tuple(KNOWN.values()))
