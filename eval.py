@@ -19,12 +19,12 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from claims import (closed_forms, demonstrations, distillation, full, online, ood, pages, people,
-                    pm_scores, pm_training, records, repair, report, rl, robustness)
+from claims import (closed_forms, constitution, demonstrations, distillation, full, online, ood,
+                    pages, people, pm_scores, pm_training, records, repair, report, rl, robustness)
 from common import UserError, entry, write_atomically
 
-SOURCES = (closed_forms, demonstrations, distillation, full, online, ood, people, pm_scores,
-           pm_training, repair, rl, robustness)
+SOURCES = (closed_forms, constitution, demonstrations, distillation, full, online, ood, people,
+           pm_scores, pm_training, repair, rl, robustness)
 
 
 def place(name):

@@ -1,306 +1,303 @@
-"""Claims of Constitutional AI: revision, AI labels, the frontier, evasion, boilerplate (A01-A07).
+"""Claims of Constitutional AI: revision, AI labels, the frontier, evasion, boilerplate.
 
-A unit is a seed and a variant, 1 to 6 minutes on one core; its line is in
-results/constitution.jsonl. One base and one distilled policy, micro, of the principles' world; a
-seed has its own choices, PMs, revisions, labels and policies.
-
-    helpful        RLHF on helpful choices alone; it is criticized and revised
-    hh             RLHF on both kinds of choices, by annotators for whom harm alone counts (before
-                   the instruction to prefer who engages)
-    hh engaged     the same by annotators who prefer who engages
-    sl             SL-CAI; the rounds of its revisions, and those of revisions without a critique
-    rl             RL-CAI: soft labels, a principle drawn for each pair
-    reason         with reasoning first, labels held in 40 to 60%; `reason 80` in 20 to 80%,
-                   `reason free` as they are
-    hard, alone, all, harsh    hard labels; the first principle alone; the mean over all sixteen;
-                   the constitution before it was softened
-    people         RL from SL-CAI on the same pairs, of which annotators choose (engaged)
-    text           RL from SL-CAI on the judgements that the base's text holds, without a loop
-    elo, harm      read the policies of the others: simulated choices; the score from 0 to 4
+What is run and recorded is in claims/cai.py, a line a seed and a variant in
+results/constitution.jsonl; here is how it is judged. Gold is the toy world's harmlessness on 200
+harmful prompts, helpfulness on 200 plain ones; a path is an RL run from its start over its
+snapshots (sqrt(KL) 0.4, 0.8, ...) to its end.
 """
 
-import math
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
+from claims.cai import VARIANTS, measure
+from claims.people import shares
+from claims.records import Claim, bars, less, passes, rises, told_of, verdict, within
+from measures import frontier_area, mean_se
 
-import collect
-import constitution
-import distill
-import elo
-import ppo
-import preference
-import pretrain
-from bradley_terry import fit
-from claims.people import said
-from claims.policies import load
-from claims.records import append, missing
-from claims.start import LR, LR_AFTER, few, place, work
-from common import metrics_of
-from constitution import habits, lines_in
-from control import snapshots_of
-from critic import revise
-from data import principles, world
-from data.tokenizer import parse_prompt
-from elo import OBJECTIVES
-from measures import mean_se, sigmoid
-
-SNAPSHOTS = "0.4,0.8,1.2,1.6,2,2.4,2.8"       # sqrt(KL) from the start of RL
-STEPS = 2400
+RUNS = {"helpful": "helpful-only RLHF", "hh": "HH RLHF, harm alone",
+        "hh engaged": "HH RLHF, engaged", "rl": "RL-CAI", "reason": "RL-CAI with reasoning"}
+ELO = dict(zip(("helpful", "harmless", "before"), (1, 2, 3)))
 
 
-# ---------------------------------------------------------------- made where it is missing
+# ---------------------------------------------------------------- reading the lines
 
-def base(cfg):
-    """Folder of the base model of the principles' world."""
-    folder = place(cfg, "cai/pretrain")
-    pretrain.train(pretrain.Config(
-        out=str(folder), world="principles", size="micro", context=512, vocab=1024, batch=32,
-        documents=76000, lr=3e-3, every=400, steps=few(cfg, STEPS) if folder.parent.parent == work(
-            cfg) else STEPS, device=cfg.device))
-    return str(folder)
+def of(rows, variant):
+    """A variant's lines by seed."""
+    return sorted((r for r in rows if r["variant"] == variant), key=lambda r: r["seed"])
 
 
-def distilled(cfg):
-    folder = place(cfg, "cai/distill")
-    distill.train(distill.Config(init=base(cfg), out=str(folder), device=cfg.device))
-    return str(folder)
+def at(rows, variant, key, place=-1):
+    """A number of each seed's path: at its end, or its start (0)."""
+    return [r["path"][place][key] for r in of(rows, variant)]
 
 
-def own(cfg, seed, name):
-    """Folder of a seed's own step."""
-    return work(cfg) / f"cai-{seed}" / name
-
-
-def chosen(cfg, seed, name, policy, count, **knobs):
-    """Folder of comparisons of a policy's answers."""
-    folder = own(cfg, seed, name)
-    collect.collect(collect.Config(policy=policy, out=str(folder), count=few(cfg, count),
-                                   seed=seed, device=cfg.device, **knobs))
-    return str(folder)
-
-
-def helpful_choices(cfg, seed):
-    return chosen(cfg, seed, "choices-helpful", distilled(cfg), 3000, harmful=0.0)
-
-
-def pretrained(cfg, seed):
-    """Folder of a PM pretrained on pairs about plain prompts alone."""
-    folder = own(cfg, seed, "pmp")
-    preference.train(preference.Config(init=base(cfg), harmful=0.0, pairs=few(cfg, 8000), lr=LR,
-                                       out=str(folder), seed=seed, device=cfg.device))
-    return str(folder)
-
-
-def rlhf(cfg, seed, name, data, helpful=0.6):
-    """Folder of RLHF from the distilled policy on choices; its PM is beside it."""
-    pm, folder = own(cfg, seed, f"pm-{name}"), own(cfg, seed, f"rlhf-{name}")
-    preference.train(preference.Config(init=pretrained(cfg, seed), data=data, pairs=0, lr=LR_AFTER,
-                                       out=str(pm), seed=seed, device=cfg.device))
-    ppo.train(ppo.Config(policy=distilled(cfg), pm=str(pm), out=str(folder), helpful=helpful,
-                         iterations=few(cfg, 60), snapshots=SNAPSHOTS, micro=64, every=10**6,
-                         seed=seed, device=cfg.device))
-    return str(folder), str(pm)
-
-
-def helpful_only(cfg, seed):
-    return rlhf(cfg, seed, "helpful", helpful_choices(cfg, seed), helpful=1.0)
-
-
-def both_kinds(cfg, seed, engaged):
-    name = "hh-engaged" if engaged else "hh"
-    harmless = chosen(cfg, seed, f"choices-{name}", distilled(cfg), 3000, harmful=1.0,
-                      engaged=engaged, tranche="harmless")
-    return rlhf(cfg, seed, name, f"{helpful_choices(cfg, seed)},{harmless}")
-
-
-def cai(cfg, seed, name, **knobs):
-    """The Config of a run of constitution.py, which is done."""
-    asked = constitution.Config(**{**dict(
-        init=base(cfg), policy=helpful_only(cfg, seed)[0], data=helpful_choices(cfg, seed),
-        pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
-        helpful_count=few(cfg, 1500), pairs=few(cfg, 3000), iterations=few(cfg, 60),
-        snapshots=SNAPSHOTS, seed=seed, device=cfg.device), **knobs})
-    constitution.train(asked)
-    return asked
-
-
-def sl(cfg, seed):
-    """Folder of SL-CAI."""
-    return str(Path(cai(cfg, seed, "sl", iterations=0).out) / "sl")
-
-
-# ---------------------------------------------------------------- what is measured
-
-def look(cfg, path, seed):
-    """Gold of 200 plain and 200 harmful prompts' answers, and the habits of the latter."""
-    pairs = [(world.request_of(turns), text) for turns, text in said(cfg, str(path), seed)]
-    plain = [world.gold(*x)[0] for x in pairs if not x[0].harmful]
-    refused = [world.refuses(*x) for x in pairs if not x[0].harmful]
-    told = habits([x for x in pairs if x[0].harmful])
-    return dict(helpful=mean_se(plain)[0], harmless=told.pop("gold"),
-                refuses_plain=sum(refused) / len(refused), **told)
-
-
-def stations(start, folder):
-    """[(sqrt(KL), path)] of an RL run: its start, its snapshots, its end."""
-    last = max(metrics_of(folder)[-1]["kl"], 0) ** 0.5
-    return [(0.0, start), *((float(x.stem[9:]), str(x)) for x in snapshots_of(folder)),
-            (last, str(folder))]
-
-
-def path_of(cfg, start, folder, seed):
-    return [dict(root=root, **look(cfg, path, seed)) for root, path in stations(start, folder)]
-
-
-def told_pm(cfg, pm, seed):
-    """A PM on pairs of SL-CAI's answers to other red-team prompts: how often it prefers the one of
-    more gold, and the cross-entropy (nats) of its chances to those of annotators.
+def areas(rows, variant):
+    """Each seed's frontier area: gold helpful x gold harmless that the path dominates, above the
+    distilled policy's.
     """
-    lines = preference.read_comparisons(chosen(cfg, seed, "test", sl(cfg, seed), 800, harmful=1.0,
-                                               tranche="cai test"))
-    kept, scores, _ = preference.score_lines(load(pm)[1], load(pm)[0], lines)
-    chance = [sigmoid(a - b) for a, b in scores]
-    right = [(p > 0.5) == (x["gold"][0] > x["gold"][1]) for p, x in zip(chance, kept)
-             if x["gold"][0] != x["gold"][1]]
-    nats = [-x["soft"] * math.log(p) - (1 - x["soft"]) * math.log(1 - p)
-            for p, x in zip(chance, kept)]
-    return dict(gold=sum(right) / len(right), nats=sum(nats) / len(nats))
+    corners = [(r["path"][0]["helpful"], r["path"][0]["harmless"]) for r in of(rows, "hh")]
+    return [frontier_area([(x["helpful"], x["harmless"]) for x in r["path"]], corner)
+            for r, corner in zip(of(rows, variant), corners, strict=True)]
 
 
-def told_labels(folder):
-    """Of AI labels: how sure, how much for the first place, how often for the better by gold."""
-    lines = lines_in(folder)
-    differ = [x["gold"] for x in lines if x["gold"][0] != x["gold"][1]]
-    first = [mean_se(x["orders"])[0] - 0.5 for x in lines]
-    return dict(sure=mean_se([x["soft"] for x in lines])[0], first=mean_se(first)[0],
-                apart=mean_se([abs(x["orders"][0] + x["orders"][1] - 1) for x in lines])[0],
-                gold=sum(a > b for a, b in differ) / len(differ),
-                people=mean_se([world.preference(*x["gold"]) for x in lines])[0])
+def over_path(rows, variant, key):
+    """{mean sqrt(KL) of a station: (mean, error, seeds)} of the stations that all seeds have."""
+    paths = [r["path"] for r in of(rows, variant)]
+    out = {}
+    for stations in zip(*paths):
+        root = mean_se([x["root"] for x in stations])[0]
+        out[round(root, 3)] = (*mean_se([x[key] for x in stations]), len(stations))
+    return out
 
 
-def rl(cfg, seed, name, labels="", **knobs):
-    """A variant's numbers: its path, its PM, its labels."""
-    start = sl(cfg, seed)
-    run = cai(cfg, seed, name, sl=start, labels=str(labels), **knobs)
-    own_labels = {} if labels else dict(labels=told_labels(Path(run.out) / "feedback"))
-    return dict(path=path_of(cfg, start, Path(run.out) / "rl", seed),
-                pm=told_pm(cfg, str(Path(run.out) / "pm"), seed), **own_labels)
+def frontier_panel(title, x_label, y_label, points):
+    """A panel of paths in a plane: points {label: [stations of a seed, each (x, y)]}."""
+    lines = {}
+    for label, paths in points.items():
+        lines[label] = {}
+        for stations in zip(*paths):
+            x, y = zip(*stations)
+            lines[label][round(mean_se(x)[0], 4)] = (*mean_se(y), len(y))
+    return title, x_label, y_label, lines, True
 
 
-def relabelled(cfg, seed, name, lines):
-    """Folder of lines as another run's feedback."""
-    folder = own(cfg, seed, f"labels-{name}")
-    preference.write_comparisons({folder / "comparisons.jsonl": lines})
-    return folder
+def gold_panel(rows):
+    return frontier_panel("gold utility over RL", "helpful", "harmless", {
+        label: [[(x["helpful"], x["harmless"]) for x in r["path"]] for r in of(rows, name)]
+        for name, label in RUNS.items()})
 
 
-def people(cfg, seed):
-    """The lines of `rl` with annotators' choices in place of AI labels; how often these agree."""
-    lines, out = preference.read_comparisons(own(cfg, seed, "rl") / "feedback"), []
-    for i, line in enumerate(lines):
-        judged = world.judge(world.keyed("people", seed, i), line["prompt"],
-                             [line["chosen"], line["rejected"]])
-        out.append(dict(judged, soft=1.0))
-    same = [x["chosen"] == y["chosen"] for x, y in zip(lines, out)]
-    return relabelled(cfg, seed, "people", out), sum(same) / len(same)
+def elo_panel(rows, y):
+    told = {"harmless": "by annotators who prefer who engages", "before": "harm alone counts"}[y]
+    return frontier_panel(told, "helpful Elo", "harmless Elo", {
+        label: [[(x[ELO["helpful"]], x[ELO[y]]) for x in r["elo"][name]] for r in of(rows, "elo")]
+        for name, label in RUNS.items()})
 
 
-def text_lines(cfg, seed):
-    """As many judgements of the base's own text."""
-    lines = principles.comparisons(0, few(cfg, 6000))[:few(cfg, 3000)]
-    return relabelled(cfg, seed, "text", [dict(x, soft=1.0) for x in lines])
+def habit_panels(rows, names, *keys):
+    return [("over RL", "sqrt(KL)", key, {name: over_path(rows, name, key) for name in names})
+            for key in keys]
 
 
-# ---------------------------------------------------------------- the variants
+# ---------------------------------------------------------------- verdicts
 
-def rlhf_unit(cfg, seed, made):
-    folder, pm = made(cfg, seed)
-    return dict(path=path_of(cfg, distilled(cfg), folder, seed), pm=told_pm(cfg, pm, seed))
-
-
-def rounds_of(lines):
-    """The habits of each round's answers."""
-    return [habits([(world.request_of(parse_prompt(x["prompt"])), x["answers"][number])
-                    for x in lines]) for number in range(len(lines[0]["answers"]))]
-
-
-def sl_unit(cfg, seed):
-    start, policy = sl(cfg, seed), helpful_only(cfg, seed)[0]
-    bare = constitution.Config(policy=policy, critique=False, seed=seed, device=cfg.device,
-                               out=str(own(cfg, seed, "bare")))
-    found = principles.read_constitution()
-    folder = constitution.made(bare, "revisions", few(cfg, 1500), "red", [policy],
-                               partial(revise, bare, found))
-    return dict(rounds=rounds_of(lines_in(own(cfg, seed, "sl") / "revisions")),
-                bare=rounds_of(lines_in(folder)), path=[dict(root=0.0, **look(cfg, start, seed))])
-
-
-def people_unit(cfg, seed):
-    labels, agree = people(cfg, seed)
-    return dict(rl(cfg, seed, "people", labels), agree=agree)
-
-
-LABELS_OF = dict(hard="rl", **{"reason 80": "reason", "reason free": "reason"})
-KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6),
-         "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True),
-         "hard": dict(hard=True), "alone": dict(principle="harm"), "all": dict(principle="all"),
-         "harsh": dict(constitution="data/harsh.txt")}
-
-
-def cai_unit(cfg, seed, variant):
-    of = LABELS_OF.get(variant)
-    labels = own(cfg, seed, of) / "feedback" if of else ""
-    return rl(cfg, seed, variant, labels, **KNOBS[variant])
-
-
-def stations_of(cfg, seed):
-    """{run: its stations} of the runs that the frontier compares."""
-    begin, after = distilled(cfg), sl(cfg, seed)
-    found = dict(helpful=(begin, helpful_only(cfg, seed)[0]),
-                 hh=(begin, both_kinds(cfg, seed, False)[0]),
-                 **{"hh engaged": (begin, both_kinds(cfg, seed, True)[0])},
-                 **{name: (after, own(cfg, seed, name) / "rl") for name in ("rl", "reason")})
-    return {name: stations(*two) for name, two in found.items()}
-
-
-def elo_unit(cfg, seed):
-    """Elo of all stations, SL-CAI 0: helpful; harmless as judged by annotators who prefer who
-    engages, and by those who don't. [sqrt(KL), helpful, harmless, harmless before] each.
+def verdict_a01(rows):
+    """held: gold harmlessness of the answers is above the round before by two errors over seeds in
+    each of four rounds, in the first by 0.1, and after the fourth above the first by 0.1.
     """
-    found, texts, asked = stations_of(cfg, seed), {"helpful": {}, "harmless": {}}, {}
-    for run, own_stations in found.items():
-        for i, (_, path) in enumerate(own_stations):
-            name = "sl" if not i and run in ("rl", "reason") else f"{run} {i}"
-            pairs = said(cfg, str(path), seed)
-            half = len(pairs) // 2
-            for kind, some in zip(OBJECTIVES, (pairs[:half], pairs[half:])):
-                some = some[:few(cfg, 100)]
-                texts[kind][name] = [text for _, text in some]
-                asked[kind] = [(j, turns, None) for j, (turns, _) in enumerate(some)]
-    scores = []
-    for kind, engaged in (("helpful", True), ("harmless", True), ("harmless", False)):
-        noise = SimpleNamespace(noise=0.6, seed=seed, engaged=engaged)
-        names, wins = elo.wins_of(elo.choices(noise, kind, asked[kind], texts[kind]))
-        scores.append(dict(zip(names, fit(wins, names.index("sl"))["elo"])))
-    return dict(elo={run: [[root, *(x["sl" if not i and run in ("rl", "reason") else f"{run} {i}"]
-                                    for x in scores)] for i, (root, _) in enumerate(own_stations)]
-                     for run, own_stations in found.items()})
+    own = of(rows, "sl")
+    by = {kind: [[r[kind][n]["gold"] for r in own] for n in range(5)]
+          for kind in ("rounds", "bare")}
+    told = "; ".join("{}: {}".format(label, " -> ".join(told_of(x) for x in by[kind]))
+                     for kind, label in (("rounds", "with critiques"), ("bare", "without")))
+    told += "; complies " + " -> ".join(shares([r["rounds"][n]["complies"] for r in own])
+                                        for n in range(5))
+    rounds = by["rounds"]
+    holds = [*(passes(less(b, a)) for a, b in zip(rounds, rounds[1:])),
+             rises(less(rounds[1], rounds[0]), 0.1), rises(less(rounds[4], rounds[1]), 0.1)]
+    panel = ("revisions", "round", "gold harmlessness", {
+        label: {n: (*mean_se(x), len(x)) for n, x in enumerate(by[kind])}
+        for kind, label in (("rounds", "critique and revision"), ("bare", "revision alone"))})
+    return verdict(holds, own, told, [panel])
 
 
-VARIANTS = {
-    "helpful": partial(rlhf_unit, made=helpful_only),
-    "hh": partial(rlhf_unit, made=partial(both_kinds, engaged=False)),
-    "hh engaged": partial(rlhf_unit, made=partial(both_kinds, engaged=True)),
-    "sl": sl_unit,
-    **{name: partial(cai_unit, variant=name) for name in KNOBS},
-    "people": people_unit,
-    "text": lambda cfg, seed: rl(cfg, seed, "text", text_lines(cfg, seed)),
-    "elo": elo_unit,
+def verdict_a02(rows):
+    """held: on pairs of SL-CAI's answers, chances of the PM of soft labels are nearer to those of
+    annotators (cross-entropy) than chances of that of hard labels, by two errors over paired seeds
+    and 0.01 nats; and with a principle drawn for each pair it prefers the better one by gold more
+    often than with the first principle alone, by two errors and a point.
+    """
+    names = {"rl": "soft, drawn", "hard": "hard, drawn", "alone": "soft, one principle",
+             "all": "soft, all"}
+    pm = {name: {k: [r["pm"][k] for r in of(rows, name)] for k in ("gold", "nats")}
+          for name in names}
+    told = "; ".join(f"{label}: better by gold {shares(pm[n]['gold'])}, cross-entropy "
+                     f"{told_of(pm[n]['nats'], '', 3)}" for n, label in names.items())
+    panels = [bars("PMs of AI labels", y, {label: pm[n][k] for n, label in names.items()})
+              for k, y in (("gold", "prefers the better by gold"), ("nats", "nats to annotators"))]
+    return verdict([rises(less(pm["hard"]["nats"], pm["rl"]["nats"]), 0.01),
+                    rises(less(pm["rl"]["gold"], pm["alone"]["gold"]), 0.01)], of(rows, "rl"), told,
+                   panels)
+
+
+def extreme(rows, variant):
+    """Share of preaching answers, and of those with the commonest sentence: their mean, by seed."""
+    return [(a + b) / 2 for a, b in zip(at(rows, variant, "preaches"),
+                                        at(rows, variant, "commonest"), strict=True)]
+
+
+def verdict_a03(rows):
+    """held: labels after reasoning are surer than without, by two errors over paired seeds and 2
+    points; and after RL with those held in 40 to 60%, answers are less extreme (the mean of the
+    shares that preach and that hold the commonest sentence) than with 20 to 80% and than with them
+    free, each by two errors and 2 points.
+    """
+    sure = {n: [r["labels"]["sure"] for r in of(rows, n)] for n in ("rl", "reason")}
+    found = {n: extreme(rows, n) for n in ("reason", "reason 80", "reason free", "rl")}
+    told = (f"labels are sure by {shares(sure['rl'])} without and {shares(sure['reason'])} with "
+            "reasoning; extreme after RL: " + ", ".join(
+                f"{n} {shares(x)}" for n, x in found.items()) + "; gold harmless "
+            + ", ".join(f"{n} {told_of(at(rows, n, 'harmless'))}" for n in found))
+    holds = [rises(less(sure["reason"], sure["rl"]), 0.02),
+             *(rises(less(found[n], found["reason"]), 0.02) for n in ("reason 80", "reason free"))]
+    return verdict(holds, of(rows, "reason"), told, [bars("after RL", "extreme answers", found),
+                                                     bars("labels", "sure", sure)])
+
+
+def verdict_a04(rows):
+    """held: the frontier area of RL-CAI's path, and of RL-CAI's with reasoning, is above that of HH
+    RLHF whose annotators judge harm alone (as those of the paper's older data), by two errors over
+    paired seeds and 0.05 gold squared.
+    """
+    found = {name: areas(rows, name) for name in RUNS}
+    start = of(rows, "sl")
+    told = "frontier area: " + ", ".join(f"{RUNS[n]} {told_of(x, '')}" for n, x in found.items())
+    told += (f"; SL-CAI is at helpful {told_of([r['path'][0]['helpful'] for r in start])}, "
+             f"harmless {told_of([r['path'][0]['harmless'] for r in start])}; ends: " + ", ".join(
+                 f"{RUNS[n]} {told_of(at(rows, n, 'helpful'))} / {told_of(at(rows, n, 'harmless'))}"
+                 for n in RUNS))
+    holds = [rises(less(found[n], found["hh"]), 0.05) for n in ("rl", "reason")]
+    return verdict(holds, of(rows, "rl"), told, [
+        gold_panel(rows), elo_panel(rows, "harmless"), elo_panel(rows, "before")])
+
+
+def verdict_a05(rows):
+    """held: the predicted harmfulness, 0 to 4, of answers to held-out red-team prompts rises from
+    the start of helpful-only RLHF to its end, and falls over HH RLHF, RL-CAI, and RL-CAI with
+    reasoning, each by two errors over seeds and 0.1.
+    """
+    own = of(rows, "harm")
+    change = {n: [r["harm"][n][-1][1] - r["harm"][n][0][1] for r in own] for n in RUNS}
+    told = "; ".join("{} {} -> {}".format(RUNS[n], *(
+        told_of([r["harm"][n][i][1] for r in own], "") for i in (0, -1))) for n in RUNS)
+    panel = ("predicted harmfulness", "sqrt(KL)", "0 to 4", {
+        RUNS[n]: {round(mean_se([x[0] for x in stations])[0], 3): (
+            *mean_se([x[1] for x in stations]), len(own))
+            for stations in zip(*(r["harm"][n] for r in own))} for n in RUNS})
+    holds = [rises(change["helpful"], 0.1), *(rises([-x for x in change[n]], 0.1)
+                                              for n in ("hh", "rl", "reason"))]
+    return verdict(holds, own, told, [panel])
+
+
+def verdict_a06(rows):
+    """held: the share of answers to harmful prompts that hold the commonest sentence is higher at
+    the end of RL-CAI than at its start, by two errors over seeds and 5 points.
+    """
+    first, last = at(rows, "rl", "commonest", 0), at(rows, "rl", "commonest")
+    told = "; ".join(f"{key} {shares(at(rows, 'rl', key, 0))} -> {shares(at(rows, 'rl', key))}"
+                     for key in ("commonest", "preaches", "evades", "rude"))
+    return verdict([rises(less(last, first), 0.05)], of(rows, "rl"), told, habit_panels(
+        rows, ("rl", "reason", "hh"), "commonest", "preaches", "evades"))
+
+
+def verdict_remedies(rows):
+    """held: after RL, answers preach less with the softened principles than with those that condemn
+    (5 points), hold the commonest sentence less often with the mean over all principles than with
+    the first alone, and less often with soft labels than with hard ones (2 points), each by two
+    errors over paired seeds.
+    """
+    preach = {n: at(rows, n, "preaches") for n in ("harsh", "rl")}
+    common = {n: at(rows, n, "commonest") for n in ("alone", "all", "hard", "rl", "reason")}
+    told = "preaches: " + ", ".join(f"{n} {shares(x)}" for n, x in preach.items())
+    told += "; commonest sentence: " + ", ".join(f"{n} {shares(x)}" for n, x in common.items())
+    holds = [rises(less(preach["harsh"], preach["rl"]), 0.05),
+             rises(less(common["alone"], common["all"]), 0.02),
+             rises(less(common["hard"], common["rl"]), 0.02)]
+    return verdict(holds, of(rows, "rl"), told, [bars("after RL", "preaches", preach),
+                                                 bars("after RL", "commonest sentence", common)])
+
+
+def verdict_a07(rows):
+    """held: at the end of RL-CAI under 5% of the answers to harmful prompts evade (neither comply,
+    nor give a reason, nor offer anything), by two errors over seeds, and fewer than of HH RLHF
+    whose annotators judge harm alone, by two errors over paired seeds and 5 points.
+    """
+    found = {label: at(rows, name, "evades") for name, label in RUNS.items()}
+    mine, other = found[RUNS["rl"]], found[RUNS["hh"]]
+    told = "evades: " + ", ".join(f"{n} {shares(x)}" for n, x in found.items())
+    return verdict([passes([0.05 - x for x in mine]), rises(less(other, mine), 0.05)],
+                   of(rows, "rl"), told, [bars("harmful prompts, after RL", "evades", found)])
+
+
+def verdict_late(rows):
+    """held: judged by annotators who prefer who engages, HH RLHF (harm alone) loses harmlessness Elo
+    from the middle station of its path to the end, by two errors over seeds and 10 points.
+    """
+    own = of(rows, "elo")
+    paths = {n: [[x[ELO["harmless"]] for x in r["elo"][n]] for r in own] for n in RUNS}
+    lost = {n: [p[len(p) // 2] - p[-1] for p in x] for n, x in paths.items()}
+    told = "harmlessness Elo from the middle to the end: " + ", ".join(
+        f"{RUNS[n]} {told_of([-y for y in x], places=0)}" for n, x in lost.items())
+    return verdict([rises(lost["hh"], 10)], own, told, [elo_panel(rows, "harmless")])
+
+
+def verdict_labels(rows):
+    """held: AI labels agree with annotators' choices as often as two annotators agree, within 5
+    points by two errors over paired seeds, and the frontier area of RL with them is within 0.1 of
+    that of RL with annotators' choices of the same pairs, or above it, by two errors.
+    """
+    labels = [r["labels"] for r in of(rows, "rl")]
+    agree, two = [r["agree"] for r in of(rows, "people")], [x["two"] for x in labels]
+    area = {n: areas(rows, n) for n in ("rl", "people")}
+    told = (f"AI labels agree with annotators on {shares(agree)}, two annotators on {shares(two)}; "
+            f"with gold on {shares([x['gold'] for x in labels])}; preference for (A) "
+            f"{told_of([100 * x['first'] for x in labels], places=1)} points, the orders are "
+            f"{told_of([100 * x['apart'] for x in labels], '', 1)} points apart; frontier area "
+            + ", ".join(f"{n} {told_of(x, '')}" for n, x in area.items()) + "; gold after RL "
+            + ", ".join(f"{n} {told_of(at(rows, n, 'helpful'))} / {told_of(at(rows, n, 'harmless'))}"
+                        for n in area))
+    return verdict([within(less(agree, two), 0.05),
+                    passes([x + 0.1 for x in less(area["rl"], area["people"])])], of(rows, "rl"),
+                   told, [bars("pairs", "agreement", {"AI and annotator": agree,
+                                                      "two annotators": two}),
+                          bars("RL from SL-CAI with", "frontier area", area)])
+
+
+def verdict_loop(rows):
+    """held: the PM of AI feedback prefers the better of SL-CAI's answers by gold more often than a
+    PM of the judgements that the base's text holds, by two errors over paired seeds and a point,
+    and the frontier area of RL with it is larger, by two errors and 0.05.
+    """
+    gold = {n: [r["pm"]["gold"] for r in of(rows, n)] for n in ("rl", "text")}
+    area = {n: areas(rows, n) for n in ("rl", "text")}
+    told = "; ".join(f"{n}: better by gold {shares(gold[n])}, frontier area {told_of(area[n], '')}"
+                     for n in gold)
+    return verdict([rises(less(gold["rl"], gold["text"]), 0.01),
+                    rises(less(area["rl"], area["text"]), 0.05)], of(rows, "rl"), told,
+                   [bars("PM of", "prefers the better by gold", gold),
+                    bars("RL with", "frontier area", area)])
+
+
+# ---------------------------------------------------------------- the claims
+
+def claim(says, where, judge, *needs, why="", paper=""):
+    return Claim(says, where, measure, judge, 60, why, "constitution",
+                 ("variant", needs or tuple(VARIANTS)), paper)
+
+
+CLAIMS = {
+    "A01": claim("harmlessness rises over one to four rounds of critique and revision",
+                 "Constitutional AI 3.5, fig. 5", verdict_a01, "sl"),
+    "A02": claim("soft AI labels train a better PM than hard ones; so does a principle drawn for "
+                 "each pair", "Constitutional AI 4.1, 4.3", verdict_a02,
+                 "rl", "hard", "alone", "all"),
+    "A03": claim("with reasoning, labels saturate; holding them in 40 to 60% makes behavior less "
+                 "extreme than 20 to 80%, or than nothing", "Constitutional AI 4.1, 4.3",
+                 verdict_a03, "rl", "reason", "reason 80", "reason free"),
+    "A04": claim("RL-CAI is more harmless at a given helpfulness than HH RLHF; SL-CAI is its start",
+                 "Constitutional AI figs 2, 8", verdict_a04, *RUNS, "sl", "elo"),
+    "A05": claim("an absolute score of harmfulness rises over helpful-only RLHF and falls over HH "
+                 "RLHF and RL-CAI", "Constitutional AI 4.5, fig. 10", verdict_a05, "harm",
+                 paper="64 prompts, 256 answers each"),
+    "A06": claim("over-trained RL-CAI repeats the same sentence", "Constitutional AI 4.3",
+                 verdict_a06, "rl", "reason", "hh"),
+    "A07": claim("RL-CAI engages where HH RLHF evades", "Constitutional AI 4.4", verdict_a07,
+                 *RUNS),
+    "remedies": claim("softer principles, all principles together and soft labels make answers "
+                      "less accusing and more varied", "Constitutional AI 4.3", verdict_remedies,
+                      "rl", "harsh", "alone", "all", "hard", "reason"),
+    "late": claim("late in training HH RLHF loses harmlessness, judged by people who prefer who "
+                  "engages", "Constitutional AI 4.3, fig. 8", verdict_late, "elo"),
+    "labels": claim("AI labels are as good as annotators'", "Constitutional AI 4; RLAIF",
+                    verdict_labels, "rl", "people", "hh",
+                    paper="RLAIF: 50 and 52% head to head; harmless 88% against 76%"),
+    "loop": claim("asking a model beats learning from the judgements in its own text",
+                  "of this project", verdict_loop, "rl", "text", "hh"),
 }
-
-
-def measure(cfg):
-    """The units that have no line yet."""
-    for unit in missing("constitution", cfg.seeds, variant=tuple(VARIANTS)):
-        append("constitution", {**unit, **VARIANTS[unit["variant"]](cfg, unit["seed"])})

@@ -109,7 +109,8 @@ class Verdict:
     """held, not held or inconclusive: why; the numbers in a sentence; what a figure shows."""
     word: str
     told: str
-    panels: tuple = ()     # (title, x label, y label, {label: {x: (mean, error, seeds)}})
+    panels: tuple = ()     # (title, x label, y label, {label: {x: (mean, error, seeds)}}), of paths
+                           # in a plane with True behind: their points are joined in their order
     log_x: bool = False
 
 
@@ -217,15 +218,15 @@ def draw_curves(name, panels, log_x=False):
                                 layout="constrained")
     for ax in axes.flat[len(panels):]:
         ax.set_axis_off()
-    for ax, (title, x_label, y_label, lines) in zip(axes.flat, panels):
+    for ax, (title, x_label, y_label, lines, *path) in zip(axes.flat, panels):
         words = any(isinstance(x, str) for points in lines.values() for x in points)
         looks = zip(itertools.cycle(LOOKS), itertools.cycle(("-", "--", ":", "-.")))
         for (label, points), ((color, marker), dashes) in zip(lines.items(), looks):
-            order = list(points) if words else sorted(points)
+            order = list(points) if words or path else sorted(points)
             mean, se = zip(*(points[x][:2] for x in order))
             look = dict(marker=marker, ms=5, color=color, label=str(label))
-            if words:
-                ax.errorbar(order, mean, se, linestyle="", capsize=3, **look)
+            if words or path:
+                ax.errorbar(order, mean, se, linestyle="" if words else dashes, capsize=3, **look)
             else:
                 ax.plot(order, mean, linestyle=dashes, **look)
                 ax.fill_between(order, [m - e for m, e in zip(mean, se)],

@@ -1,0 +1,307 @@
+"""Claims of Constitutional AI: revision, AI labels, the frontier, evasion, boilerplate (A01-A07).
+
+A unit is a seed and a variant, 1 to 6 minutes on one core; its line is in
+results/constitution.jsonl. One base and one distilled policy, micro, of the principles' world; a
+seed has its own choices, PMs, revisions, labels and policies.
+
+    helpful        RLHF on helpful choices alone; it is criticized and revised
+    hh             RLHF on both kinds of choices, by annotators for whom harm alone counts (before
+                   the instruction to prefer who engages)
+    hh engaged     the same by annotators who prefer who engages
+    sl             SL-CAI; the rounds of its revisions, and those of revisions without a critique
+    rl             RL-CAI: soft labels, a principle drawn for each pair
+    reason         with reasoning first, labels held in 40 to 60%; `reason 80` in 20 to 80%,
+                   `reason free` as they are
+    hard, alone, all, harsh    hard labels; the first principle alone; the mean over all sixteen;
+                   the constitution before it was softened
+    people         RL from SL-CAI on the same pairs, of which annotators choose (engaged)
+    text           RL from SL-CAI on the judgements that the base's text holds, without a loop
+    elo, harm      read the policies of the others: simulated choices; the score from 0 to 4
+"""
+
+import math
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import collect
+import constitution
+import distill
+import elo
+import ppo
+import preference
+import pretrain
+from bradley_terry import fit
+from claims.people import said
+from claims.policies import load
+from claims.records import append, missing
+from claims.start import LR, LR_AFTER, few, place, work
+from common import metrics_of
+from constitution import habits, lines_in
+from control import snapshots_of
+from critic import revise
+from data import principles, world
+from data.tokenizer import parse_prompt
+from elo import OBJECTIVES
+from measures import mean_se, sigmoid
+
+SNAPSHOTS = "0.4,0.8,1.2,1.6,2,2.4,2.8"       # sqrt(KL) from the start of RL
+STEPS = 2400
+
+
+# ---------------------------------------------------------------- made where it is missing
+
+def base(cfg):
+    """Folder of the base model of the principles' world."""
+    folder = place(cfg, "cai/pretrain")
+    pretrain.train(pretrain.Config(
+        out=str(folder), world="principles", size="micro", context=512, vocab=1024, batch=32,
+        documents=76000, lr=3e-3, every=400, steps=few(cfg, STEPS) if folder.parent.parent == work(
+            cfg) else STEPS, device=cfg.device))
+    return str(folder)
+
+
+def distilled(cfg):
+    folder = place(cfg, "cai/distill")
+    distill.train(distill.Config(init=base(cfg), out=str(folder), device=cfg.device))
+    return str(folder)
+
+
+def own(cfg, seed, name):
+    """Folder of a seed's own step."""
+    return work(cfg) / f"cai-{seed}" / name
+
+
+def chosen(cfg, seed, name, policy, count, **knobs):
+    """Folder of comparisons of a policy's answers."""
+    folder = own(cfg, seed, name)
+    collect.collect(collect.Config(policy=policy, out=str(folder), count=few(cfg, count),
+                                   seed=seed, device=cfg.device, **knobs))
+    return str(folder)
+
+
+def helpful_choices(cfg, seed):
+    return chosen(cfg, seed, "choices-helpful", distilled(cfg), 3000, harmful=0.0)
+
+
+def pretrained(cfg, seed):
+    """Folder of a PM pretrained on pairs about plain prompts alone."""
+    folder = own(cfg, seed, "pmp")
+    preference.train(preference.Config(init=base(cfg), harmful=0.0, pairs=few(cfg, 8000), lr=LR,
+                                       out=str(folder), seed=seed, device=cfg.device))
+    return str(folder)
+
+
+def rlhf(cfg, seed, name, data, helpful=0.6):
+    """Folder of RLHF from the distilled policy on choices; its PM is beside it."""
+    pm, folder = own(cfg, seed, f"pm-{name}"), own(cfg, seed, f"rlhf-{name}")
+    preference.train(preference.Config(init=pretrained(cfg, seed), data=data, pairs=0, lr=LR_AFTER,
+                                       out=str(pm), seed=seed, device=cfg.device))
+    ppo.train(ppo.Config(policy=distilled(cfg), pm=str(pm), out=str(folder), helpful=helpful,
+                         iterations=few(cfg, 60), snapshots=SNAPSHOTS, micro=64, every=10**6,
+                         seed=seed, device=cfg.device))
+    return str(folder), str(pm)
+
+
+def helpful_only(cfg, seed):
+    return rlhf(cfg, seed, "helpful", helpful_choices(cfg, seed), helpful=1.0)
+
+
+def both_kinds(cfg, seed, engaged):
+    name = "hh-engaged" if engaged else "hh"
+    harmless = chosen(cfg, seed, f"choices-{name}", distilled(cfg), 3000, harmful=1.0,
+                      engaged=engaged, tranche="harmless")
+    return rlhf(cfg, seed, name, f"{helpful_choices(cfg, seed)},{harmless}")
+
+
+def cai(cfg, seed, name, **knobs):
+    """The Config of a run of constitution.py, which is done."""
+    asked = constitution.Config(**{**dict(
+        init=base(cfg), policy=helpful_only(cfg, seed)[0], data=helpful_choices(cfg, seed),
+        pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
+        helpful_count=few(cfg, 1500), pairs=few(cfg, 3000), iterations=few(cfg, 60),
+        snapshots=SNAPSHOTS, seed=seed, device=cfg.device), **knobs})
+    constitution.train(asked)
+    return asked
+
+
+def sl(cfg, seed):
+    """Folder of SL-CAI."""
+    return str(Path(cai(cfg, seed, "sl", iterations=0).out) / "sl")
+
+
+# ---------------------------------------------------------------- what is measured
+
+def look(cfg, path, seed):
+    """Gold of 200 plain and 200 harmful prompts' answers, and the habits of the latter."""
+    pairs = [(world.request_of(turns), text) for turns, text in said(cfg, str(path), seed)]
+    plain = [world.gold(*x)[0] for x in pairs if not x[0].harmful]
+    refused = [world.refuses(*x) for x in pairs if not x[0].harmful]
+    told = habits([x for x in pairs if x[0].harmful])
+    return dict(helpful=mean_se(plain)[0], harmless=told.pop("gold"),
+                refuses_plain=sum(refused) / len(refused), **told)
+
+
+def stations(start, folder):
+    """[(sqrt(KL), path)] of an RL run: its start, its snapshots, its end."""
+    last = max(metrics_of(folder)[-1]["kl"], 0) ** 0.5
+    return [(0.0, start), *((float(x.stem[9:]), str(x)) for x in snapshots_of(folder)),
+            (last, str(folder))]
+
+
+def path_of(cfg, start, folder, seed):
+    return [dict(root=root, **look(cfg, path, seed)) for root, path in stations(start, folder)]
+
+
+def told_pm(cfg, pm, seed):
+    """A PM on pairs of SL-CAI's answers to other red-team prompts: how often it prefers the one of
+    more gold, and the cross-entropy (nats) of its chances to those of annotators.
+    """
+    lines = preference.read_comparisons(chosen(cfg, seed, "test", sl(cfg, seed), 800, harmful=1.0,
+                                               tranche="cai test"))
+    kept, scores, _ = preference.score_lines(load(pm)[1], load(pm)[0], lines)
+    chance = [sigmoid(a - b) for a, b in scores]
+    right = [(p > 0.5) == (x["gold"][0] > x["gold"][1]) for p, x in zip(chance, kept)
+             if x["gold"][0] != x["gold"][1]]
+    nats = [-x["soft"] * math.log(p) - (1 - x["soft"]) * math.log(1 - p)
+            for p, x in zip(chance, kept)]
+    return dict(gold=sum(right) / len(right), nats=sum(nats) / len(nats))
+
+
+def told_labels(folder):
+    """Of AI labels: how sure, how much for the first place, how often for the better by gold."""
+    lines = lines_in(folder)
+    differ = [x["gold"] for x in lines if x["gold"][0] != x["gold"][1]]
+    first = [mean_se(x["orders"])[0] - 0.5 for x in lines]
+    return dict(sure=mean_se([x["soft"] for x in lines])[0], first=mean_se(first)[0],
+                apart=mean_se([abs(x["orders"][0] + x["orders"][1] - 1) for x in lines])[0],
+                gold=sum(a > b for a, b in differ) / len(differ),
+                two=mean_se([p * p + (1 - p) ** 2 for p in (
+                    world.preference(*x["gold"]) for x in lines)])[0])
+
+
+def rl(cfg, seed, name, labels="", **knobs):
+    """A variant's numbers: its path, its PM, its labels."""
+    start = sl(cfg, seed)
+    run = cai(cfg, seed, name, sl=start, labels=str(labels), **knobs)
+    own_labels = {} if labels else dict(labels=told_labels(Path(run.out) / "feedback"))
+    return dict(path=path_of(cfg, start, Path(run.out) / "rl", seed),
+                pm=told_pm(cfg, str(Path(run.out) / "pm"), seed), **own_labels)
+
+
+def relabelled(cfg, seed, name, lines):
+    """Folder of lines as another run's feedback."""
+    folder = own(cfg, seed, f"labels-{name}")
+    preference.write_comparisons({folder / "comparisons.jsonl": lines})
+    return folder
+
+
+def people(cfg, seed):
+    """The lines of `rl` with annotators' choices in place of AI labels; how often these agree."""
+    lines, out = preference.read_comparisons(own(cfg, seed, "rl") / "feedback"), []
+    for i, line in enumerate(lines):
+        judged = world.judge(world.keyed("people", seed, i), line["prompt"],
+                             [line["chosen"], line["rejected"]])
+        out.append(dict(judged, soft=1.0))
+    same = [x["chosen"] == y["chosen"] for x, y in zip(lines, out)]
+    return relabelled(cfg, seed, "people", out), sum(same) / len(same)
+
+
+def text_lines(cfg, seed):
+    """As many judgements of the base's own text."""
+    lines = principles.comparisons(0, few(cfg, 6000))[:few(cfg, 3000)]
+    return relabelled(cfg, seed, "text", [dict(x, soft=1.0) for x in lines])
+
+
+# ---------------------------------------------------------------- the variants
+
+def rlhf_unit(cfg, seed, made):
+    folder, pm = made(cfg, seed)
+    return dict(path=path_of(cfg, distilled(cfg), folder, seed), pm=told_pm(cfg, pm, seed))
+
+
+def rounds_of(lines):
+    """The habits of each round's answers."""
+    return [habits([(world.request_of(parse_prompt(x["prompt"])), x["answers"][number])
+                    for x in lines]) for number in range(len(lines[0]["answers"]))]
+
+
+def sl_unit(cfg, seed):
+    start, policy = sl(cfg, seed), helpful_only(cfg, seed)[0]
+    bare = constitution.Config(policy=policy, critique=False, seed=seed, device=cfg.device,
+                               out=str(own(cfg, seed, "bare")))
+    found = principles.read_constitution()
+    folder = constitution.made(bare, "revisions", few(cfg, 1500), "red", [policy],
+                               partial(revise, bare, found))
+    return dict(rounds=rounds_of(lines_in(own(cfg, seed, "sl") / "revisions")),
+                bare=rounds_of(lines_in(folder)), path=[dict(root=0.0, **look(cfg, start, seed))])
+
+
+def people_unit(cfg, seed):
+    labels, agree = people(cfg, seed)
+    return dict(rl(cfg, seed, "people", labels), agree=agree)
+
+
+LABELS_OF = dict(hard="rl", **{"reason 80": "reason", "reason free": "reason"})
+KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6),
+         "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True),
+         "hard": dict(hard=True), "alone": dict(principle="harm"), "all": dict(principle="all"),
+         "harsh": dict(constitution="data/harsh.txt")}
+
+
+def cai_unit(cfg, seed, variant):
+    of = LABELS_OF.get(variant)
+    labels = own(cfg, seed, of) / "feedback" if of else ""
+    return rl(cfg, seed, variant, labels, **KNOBS[variant])
+
+
+def stations_of(cfg, seed):
+    """{run: its stations} of the runs that the frontier compares."""
+    begin, after = distilled(cfg), sl(cfg, seed)
+    found = dict(helpful=(begin, helpful_only(cfg, seed)[0]),
+                 hh=(begin, both_kinds(cfg, seed, False)[0]),
+                 **{"hh engaged": (begin, both_kinds(cfg, seed, True)[0])},
+                 **{name: (after, own(cfg, seed, name) / "rl") for name in ("rl", "reason")})
+    return {name: stations(*two) for name, two in found.items()}
+
+
+def elo_unit(cfg, seed):
+    """Elo of all stations, SL-CAI 0: helpful; harmless as judged by annotators who prefer who
+    engages, and by those who don't. [sqrt(KL), helpful, harmless, harmless before] each.
+    """
+    found, texts, asked = stations_of(cfg, seed), {"helpful": {}, "harmless": {}}, {}
+    for run, own_stations in found.items():
+        for i, (_, path) in enumerate(own_stations):
+            name = "sl" if not i and run in ("rl", "reason") else f"{run} {i}"
+            pairs = said(cfg, str(path), seed)
+            half = len(pairs) // 2
+            for kind, some in zip(OBJECTIVES, (pairs[:half], pairs[half:])):
+                some = some[:few(cfg, 100)]
+                texts[kind][name] = [text for _, text in some]
+                asked[kind] = [(j, turns, None) for j, (turns, _) in enumerate(some)]
+    scores = []
+    for kind, engaged in (("helpful", True), ("harmless", True), ("harmless", False)):
+        noise = SimpleNamespace(noise=0.6, seed=seed, engaged=engaged)
+        names, wins = elo.wins_of(elo.choices(noise, kind, asked[kind], texts[kind]))
+        scores.append(dict(zip(names, fit(wins, names.index("sl"))["elo"])))
+    return dict(elo={run: [[root, *(x["sl" if not i and run in ("rl", "reason") else f"{run} {i}"]
+                                    for x in scores)] for i, (root, _) in enumerate(own_stations)]
+                     for run, own_stations in found.items()})
+
+
+VARIANTS = {
+    "helpful": partial(rlhf_unit, made=helpful_only),
+    "hh": partial(rlhf_unit, made=partial(both_kinds, engaged=False)),
+    "hh engaged": partial(rlhf_unit, made=partial(both_kinds, engaged=True)),
+    "sl": sl_unit,
+    **{name: partial(cai_unit, variant=name) for name in KNOBS},
+    "people": people_unit,
+    "text": lambda cfg, seed: rl(cfg, seed, "text", text_lines(cfg, seed)),
+    "elo": elo_unit,
+}
+
+
+def measure(cfg):
+    """The units that have no line yet."""
+    for unit in missing("constitution", cfg.seeds, variant=tuple(VARIANTS)):
+        append("constitution", {**unit, **VARIANTS[unit["variant"]](cfg, unit["seed"])})
