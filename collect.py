@@ -3,7 +3,9 @@
 Prompts are the toy world's; a policy gives two answers to each (or K of them), and a simulated
 annotator prefers one by Bradley-Terry over what it likes: the world's gold utility, and where told
 so a bias to long answers, to what the person believes, to what the policy finds likely, a taste of
-its group, and carelessness.
+its group, and carelessness. --no-engaged: of answers to harmful requests it weighs the harm alone,
+and an evasion is worth as much as a refusal with a reason (Bai et al. 2022b, 4.4, on who judged
+before).
 
     P(a before b) = sigmoid( (u(a) - u(b)) / temperature )
 
@@ -57,6 +59,7 @@ class Config:
     agree: float = 0.0                 # their bias to what the person believes, gold units
     typical: float = 0.0               # their bias to the likely, gold units for a nat of log-prob
     careless: float = 0.0              # share of their choices that are turned round
+    engaged: bool = True               # of equally harmless answers they prefer the engaged one
     every: int = 1024                  # lines between checkpoints
     seed: int = 0                      # of prompts, answers and choices
     device: str = "auto"               # auto, cpu, cuda or mps
@@ -174,7 +177,7 @@ def collect(cfg):
         return print(f"collect: {run.dir} is finished, skipped") if rank == 0 else None
     tok, models, *pm = load_models(cfg, device)
     annotators = world.annotators(cfg.groups, cfg.temperature, cfg.longer, cfg.agree, cfg.typical,
-                                  cfg.careless)
+                                  cfg.careless, cfg.engaged)
     done = run.resume or dict(lines=[], dropped=dict(identical=0, surplus=0), asked=0)
     lines, dropped, i = done["lines"], done["dropped"], done["asked"]
     chunk = max(1, 128 // cfg.best)

@@ -6,8 +6,9 @@ which is Bradley-Terry in another unit, 400 / ln 10 = 173.7 points a nat (bradle
 fit). Only differences mean anything, so those to one policy, the reference, are told.
 
 Every policy answers the toy world's prompts once, with random numbers of its own; of each two
-answers to a prompt a simulated annotator chooses one, equal texts are a tie. Helpful and harmless
-prompts give a score each: HH's fig. 1 draws one against the other.
+answers to a prompt a simulated annotator chooses one, equal texts are a tie; with --no-engaged one
+who weighs harm alone (data/world.py). Helpful and harmless prompts give a score each: HH's fig. 1
+draws one against the other.
 
     python elo.py --policies out/laptop/distill out/laptop/ppo
     python elo.py --policies base=out/laptop/distill out/laptop/distill@best16 --pm out/laptop/pm
@@ -64,6 +65,7 @@ class Config:
     new: int = 40                      # tokens of an answer at most
     temperature: float = 1.0           # of sampling
     noise: float = 0.6                 # temperature of the annotators, gold units; 0 is noise-free
+    engaged: bool = True               # of equally harmless answers they prefer the engaged one
     draws: int = 200                   # resamples of the prompts for the second error; 0: none
     chunk: int = 128                   # answers sampled at once
     seed: int = 0                      # of prompts, answers and choices
@@ -198,7 +200,7 @@ def answer(cfg, tok, policy, pm, k, key, some):
 
 def choices(cfg, objective, asked, texts):
     """A comparison line for each two policies and each prompt; texts {name: [an answer each]}."""
-    person, lines = world.Annotator(temperature=cfg.noise), []
+    person, lines = world.Annotator(temperature=cfg.noise, engaged=cfg.engaged), []
     for a, b in combinations(sorted(texts), 2):
         for (row, turns, _), *two in zip(asked, texts[a], texts[b], strict=True):
             rng = world.keyed("elo", cfg.seed, objective, row, a, b)

@@ -460,6 +460,22 @@ def win_rate(a, b):
     return mean_se(hits(a, b))
 
 
+def frontier_area(points, worst):
+    """Area between a path's frontier and a corner: of what its points dominate (hypervolume in 2D).
+
+    points: [N, 2], across and up, more is better. (x, y) dominates x0..x by y0..y, where worst =
+    (x0, y0); the areas' union is summed as a staircase, from the right. A point not above the
+    corner both ways counts nothing.
+    """
+    x, y = arrays(*np.reshape(points, (len(points), 2)).T)
+    (x0, best), = arrays(worst)
+    area = 0.0
+    for i in np.argsort(-x):
+        area += max(x[i] - x0, 0.0) * max(y[i] - best, 0.0)
+        best = max(best, y[i])
+    return float(area)
+
+
 def distinct(texts, n):
     """distinct-n: different n-grams of words over all of them, in (0, 1]; low is repetitive.
 

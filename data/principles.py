@@ -9,7 +9,7 @@ A constitution is a text file of principles, each a name in brackets and three l
 
 data/principles.txt has the toy world's sixteen; data/harsh.txt is what they were before three of
 them were softened: these asked to condemn. Real text shows people at this work, so a model of it
-can do it when asked to. The toy world's text does it here (`pretrain.py --world principles`):
+can do it when asked to (Bai et al. 2022b, 3 and 4). The toy world's text does it here:
 
     draft       talks of the core, in which who refuses may preach, too
     revise      a request, an answer, what is to be criticized, the critique, what is to be
@@ -17,17 +17,24 @@ can do it when asked to. The toy world's text does it here (`pretrain.py --world
     judge       a request, a question, answers (A) and (B), the better letter; half of these have
                 a turn of reasoning before the letter
 
-All of it is done by ONE latent goodness a document, as in the core's talks: who is careless finds
-faults that are not there, revises nothing, and picks a letter at random. Answers and letters are
-turns of their own, which no text in an answer can end (data/tokenizer.py).
+ONE latent goodness a document, as in the core's talks, sets how careful its critic or judge is: who
+is careless finds faults that are not there, revises nothing, and picks a letter at random. The
+answers that they are shown are of any kind. Answers and letters are turns of their own, which no
+text in an answer can end (data/tokenizer.py).
 
     python data/principles.py                  # look at it: a document of each form, and counts
-    python pretrain.py --world principles --context 512 --out out/laptop/cai/pretrain
+    python pretrain.py --world principles --size micro --context 512 --vocab 1024 \\
+        --documents 116000 --steps 3600 --batch 32 --lr 3e-3 --out out/laptop/cai/pretrain
+
+The first 1,000 documents of seed 0: 520 core, 75 draft, 197 revise, 208 judge; 393 critiques, 479
+revisions; 525 judgements, 250 with reasoning, letter A 47.6%. Of answers of two worths the letter
+is the better's in 44%, 81%, 88% by thirds of goodness; after reasoning 68%, 63%, 78%.
 """
 
-import math
+import itertools
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -37,8 +44,9 @@ if __name__ == "__main__":  # `python data/principles.py` looks for modules besi
 from data import world
 from data.program import flags
 from data.tokenizer import join, read_text
-from data.world import (ALTERNATIVES, CLOSERS, EVASIVE, HARM, OFFTOPIC, OPENERS, PREACHY, PREAMBLES,
-                        REFUSALS, RUDE, SENTENCES, TRAIN, keyed, meanings, split_sentences)
+from data.world import (ALTERNATIVES, CLOSERS, EVASIVE, HARM, OFFTOPIC, OPENERS, PREACHY,
+                        PREAMBLES, REFUSALS, RUDE, SENTENCES, TRAIN, keyed, meanings,
+                        split_sentences)
 
 HERE = Path(__file__).resolve().parent
 DEFAULT = HERE / "principles.txt"
@@ -60,7 +68,10 @@ PARTS = tuple(f.name for f in fields(Principle)[1:])
 
 
 def read_constitution(path=DEFAULT):
-    """The Principles of a file. ValueError naming file, line and what is wrong."""
+    """The Principles of a file, in its order. ValueError naming file, line and what is wrong.
+
+    Blank lines and those that begin with # say nothing.
+    """
     found, lines = {}, {}
 
     def wrong(number, what):
@@ -97,7 +108,7 @@ def read_constitution(path=DEFAULT):
 
 # ---------------------------------------------------------------- faults of an answer
 
-# fault: what a critique says of it; what reasoning says of an answer that has it, and has it not
+# fault -> what a critique says of it; what reasoning says of an answer that has it, and has it not
 FAULTS = {
     "helps": ("The answer helps to {act}.", "helps to {act}", "does not help to {act}"),
     "rude": ("The answer is rude.", "is rude", "is polite"),
@@ -111,12 +122,21 @@ FAULTS = {
 NOTHING = "I see nothing wrong with the answer."
 ACTS = {"poison": "poison the {a}", "fire": "burn the home of the {a}",
         "steal": "steal the young of the {a}", "trap": "trap the {a}"}
+# principle -> the fault that it looks for
 LOOKS = dict(harm="helps", animals="helps", law="helps", danger="helps", conscience="helps",
              friend="rude", respect="rude", candor="evades", clear="evades", reason="silent",
              consequence="silent", instead="idle", engaged="idle", preachy="preaches",
              accusing="preaches", brief="strays", condemn="mild", shame="mild", stern="mild")
+# fault -> what it costs an answer, also where a judge looks for another
 WEIGHTS = dict(helps=1.5, rude=0.5, preaches=0.25, evades=0.25, silent=0.25, idle=0.25, strays=0.25,
                mild=0.0)
+# fault -> classes of sentences (data/world.py) that its repair strikes out
+STRUCK = dict(helps=("step", "opener"), rude=("rude",), preaches=("preachy",),
+              evades=("evasive", "step", "opener"), silent=("step", "opener"),
+              idle=("step", "opener"), strays=("offtopic", "fact", "noise"),
+              mild=("step", "opener"))
+ORDER = ("opener", "rude", "evasive", "refusal", "why", "step", "fact", "alternative", "preachy",
+         "offtopic", "noise", "closer")
 KNOWN = {p.name: p for name in ("principles.txt", "harsh.txt")
          for p in read_constitution(HERE / name)}
 
@@ -128,7 +148,8 @@ def faults(request, answer):
     return {name for name, there in dict(
         helps="step" in has, rude="rude" in has, preaches="preachy" in has,
         evades="refusal" not in has,
-        silent=not any(m[0] == "why" and m[1] == request.kind for m in found),
+        silent=not any(m[:2] == ("why", request.kind) and m[2] in (None, request.animal)
+                       for m in found),
         idle=("alternative", request.animal) not in found,
         strays=bool(has & {"offtopic", "fact", "noise"}) or len(set(found)) < len(found),
         mild="preachy" not in has).items() if there}
@@ -140,16 +161,17 @@ def said(request, text):
 
 
 def repaired(rng, request, answer, fault):
-    """The answer without a fault; what else was good in it stays."""
+    """The answer, one of `draft`, without a fault; what else was good in it stays.
+
+    An answer that helps with harm can't give a reason, make an offer or scold: a refusal takes its
+    place.
+    """
     by = {}
     for sentence in split_sentences(answer):
         by.setdefault(SENTENCES.get(sentence, ("noise",))[0], []).append(sentence)
-    no = ("step", "opener")        # of compliance
-    for kind in dict(helps=no, rude=("rude",), preaches=("preachy",),
-                     evades=("evasive", *no), silent=no, mild=no, idle=no,
-                     strays=("offtopic", "fact", "noise")).get(fault, ()):
+    for kind in STRUCK[fault]:
         by.pop(kind, None)
-    if "step" not in by and not {"refusal", "evasive"} & by.keys() or fault == "evades":
+    if fault == "evades" or not {"step", "refusal", "evasive"} & by.keys():
         by["refusal"] = by.get("refusal") or [rng.choice(REFUSALS)]
     if fault == "silent":
         by["why"] = [HARM[request.kind][2]]
@@ -157,9 +179,7 @@ def repaired(rng, request, answer, fault):
         by["alternative"] = [rng.choice(ALTERNATIVES)]
     elif fault == "mild":
         by["preachy"] = [rng.choice(PREACHY)]
-    order = ("opener", "rude", "evasive", "refusal", "why", "step", "fact", "alternative",
-             "preachy", "offtopic", "noise", "closer")
-    kept = dict.fromkeys(x.format(a=request.animal) for kind in order for x in by.get(kind, ()))
+    kept = dict.fromkeys(x.format(a=request.animal) for kind in ORDER for x in by.get(kind, ()))
     return " ".join(kept)
 
 
@@ -214,8 +234,9 @@ def revision(rng, principle, goodness, critique=True):
     turns, request = asked(rng)
     answer = draft(rng, request)
     fault = fault_found(rng, request, answer, LOOKS[principle.name], goodness)
-    text = answer if fault is None or careless(rng, goodness) else repaired(rng, request, answer,
-                                                                            fault)
+    text = answer
+    if fault and not careless(rng, goodness):
+        text = repaired(rng, request, answer, fault)
     critic = [("human", principle.critique),
               ("assistant", said(request, FAULTS[fault][0]) if fault else NOTHING)]
     return [*turns, ("assistant", answer), *critic * critique, ("human", principle.revision),
@@ -223,12 +244,17 @@ def revision(rng, principle, goodness, critique=True):
 
 
 def worth(request, answer, look):
-    """What an answer is worth under a principle that looks for this fault; the gold of judges."""
+    """What an answer is worth under a principle that looks for this fault: the gold of judges,
+
+        -sum over its faults of (WEIGHTS[fault] + 2 [fault = look]).
+    """
     return -sum(WEIGHTS[x] + 2 * (x == look) for x in faults(request, answer))
 
 
 def seen(rng, request, answer, look, goodness):
-    """What reasoning says of an answer, and the faults that it says it has."""
+    """What reasoning says of an answer, of help with harm and of the fault looked for, and what the
+    answer is worth with the faults that it says it has.
+    """
     told, has = [], set()
     for fault in dict.fromkeys(("helps", look)):
         there = fault in faults(request, answer)
@@ -239,8 +265,11 @@ def seen(rng, request, answer, look, goodness):
 
 
 def judgement(rng, principle, goodness, reasoning=False):
-    """Turns of a request, a question, two drafts and the letter of the better; and what a
-    comparison says of it: prompt, answers, letter.
+    """Turns of a request, a question, two drafts and the letter of the better; and a dict of what
+    was judged: prompt, answers, letter; look, goodness, reasoning.
+
+    P((A)) = sigmoid((worth(a) - worth(b)) / 0.5), 1/2 of the careless; after reasoning it is of
+    what reasoning said, and surer: / 0.2.
     """
     turns, request = asked(rng)
     a = b = draft(rng, request)
@@ -257,8 +286,10 @@ def judgement(rng, principle, goodness, reasoning=False):
         p = 0.5 if careless(rng, goodness) else p
     letter = "A" if rng.random() < p else "B"
     options = [("human", f"({x}) {text}") for x, text in zip("AB", (a, b))]
-    return ([*turns, ("human", principle.question), *options, *told,
-             ("assistant", f"({letter})")], dict(prompt=turns, answers=(a, b), letter=letter))
+    line = dict(prompt=turns, answers=(a, b), letter=letter, look=look, goodness=goodness,
+                reasoning=reasoning)
+    return [*turns, ("human", principle.question), *options, *told,
+            ("assistant", f"({letter})")], line
 
 
 def example(rng, kind):
@@ -333,3 +364,48 @@ def comparisons(seed, count):
             out.append(dict(prompt=judged["prompt"], chosen=first[0], rejected=first[1],
                             objective="harmless", tranche="text", annotator="text"))
     return out
+
+
+def right(line):
+    """1.0 for a judgement's letter if the answer is worth more than the other, 0.0 if less, 0.5 if
+    as much.
+    """
+    request = world.request_of(line["prompt"])
+    a, b = (worth(request, x, line["look"]) for x in line["answers"])
+    return 0.5 if a == b else float((a > b) == (line["letter"] == "A"))
+
+
+def counts(seed, count):
+    """What the text's first `count` documents hold, as lines to print."""
+    found = [made(seed, i) for i in range(count)]
+    forms = Counter(form for form, *_ in found)
+    told = Counter(text for _, _, turns, _ in found for role, text in turns if role == "human")
+    critiques, revisions = (sum(told[getattr(p, part)] for p in KNOWN.values())
+                            for part in ("critique", "revision"))
+    judged = [line for *_, some in found for line in some]
+    lines = [f"{count:,} documents: " + ", ".join(f"{forms[x]} {x}" for x in SHARES),
+             f"{critiques} critiques, {revisions} revisions",
+             f"{len(judged)} judgements, {sum(x['reasoning'] for x in judged)} with reasoning; "
+             f"letter A {sum(x['letter'] == 'A' for x in judged) / max(1, len(judged)):.1%}"]
+    for reasoning in (False, True):
+        thirds = [[], [], []]
+        for line in judged:
+            if line["reasoning"] == reasoning and right(line) != 0.5:
+                thirds[min(2, int(3 * line["goodness"]))].append(right(line))
+        lines.append(f"letters right{' after reasoning' * reasoning}, by thirds of goodness: "
+                     + ", ".join(f"{sum(x) / max(1, len(x)):.1%} of {len(x)}" for x in thirds))
+    return lines
+
+
+def main():
+    parser = flags(__doc__)
+    parser.add_argument("--seed", default="0", help="of what is shown and counted")
+    seed = parser.parse_args().seed
+    for form in SHARES:
+        _, before, turns, _ = next(x for i in itertools.count() if (x := made(seed, i))[0] == form)
+        print(f"--- {form}\n{before}{join(turns)}\n")
+    print("\n".join(["--- counts", *counts(seed, 1000)]))
+
+
+if __name__ == "__main__":
+    main()

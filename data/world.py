@@ -271,6 +271,18 @@ def gold(request, answer):
     return helpful, harmless
 
 
+def harm_alone(request, answer):
+    """What an answer to a harmful request is worth to those who were not asked to prefer answers
+    that engage: +0.6 for any without compliance, be it a bare refusal, an evasion or an explained
+    one.
+
+    What compliance and rudeness cost is as in `gold`; preaching costs nothing.
+    """
+    found = set(meanings(request, answer))               # what is repeated counts once
+    steps = sum(m[0] == "step" for m in found)
+    return (-1.2 - 0.4 * steps if steps else 0.6) - 0.6 * (("rude",) in found)
+
+
 def refuses(request, answer):
     """Whether the answer declines or evades, where RLHF on harmlessness alone ends (HH 4.4)."""
     return any(m[0] in ("refusal", "evasive") for m in meanings(request, answer))
@@ -465,6 +477,10 @@ def preference(utility_a, utility_b, temperature=0.6):
 class Annotator:
     """Whose choices a comparison records. Biases are in gold units; all 0: the gold utility alone.
 
+    engaged: of equally harmless answers the one that says why and offers something is preferred, as
+    the people of Bai et al. 2022b's comparison tests were told (their 4.4); it is so in `gold`.
+    Without it `harm_alone` judges answers to harmful requests, as of those who worked before.
+
     temperature of the Bradley-Terry choice, 0 for none; longer, for ten words; agree, for an answer
     that repeats what the person believes; typical, for a nat of log-prob under the policy; manners,
     for each opener and closer; careless, the share of choices that are turned round.
@@ -476,11 +492,15 @@ class Annotator:
     typical: float = 0.0
     manners: float = 0.0
     careless: float = 0.0
+    engaged: bool = True
 
     def utility(self, turns, answer, logp=0.0):
-        """What the annotator feels an answer is worth; without biases, its gold utility."""
+        """What the annotator feels an answer is worth; without biases, its gold utility, or
+        `harm_alone`.
+        """
         request = request_of(turns)
-        value = gold(request, answer)[request.harmful]
+        value = (harm_alone(request, answer) if request.harmful and not self.engaged
+                 else gold(request, answer)[request.harmful])
         if self.manners:
             kinds = [m[0] for m in meanings(request, answer)]
             value += self.manners * (("opener" in kinds) + ("closer" in kinds))
@@ -491,12 +511,15 @@ class Annotator:
 PLAIN = Annotator()
 
 
-def annotators(groups=0, temperature=0.6, longer=0.0, agree=0.0, typical=0.0, careless=0.0):
+def annotators(groups=0, temperature=0.6, longer=0.0, agree=0.0, typical=0.0, careless=0.0,
+               engaged=True):
     """The annotators of a project: one without taste, or `groups` that differ in taste.
 
-    Group g likes manners and length by its own normal draws of spread 0.5.
+    Group g likes manners and length by its own normal draws of spread 0.5. The other knobs are of
+    all: see Annotator.
     """
-    common = dict(temperature=temperature, agree=agree, typical=typical, careless=careless)
+    common = dict(temperature=temperature, agree=agree, typical=typical, careless=careless,
+                  engaged=engaged)
     if not groups:
         return [Annotator(longer=longer, **common)]
     rngs = [keyed("group", g) for g in range(groups)]

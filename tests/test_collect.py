@@ -3,7 +3,7 @@
 Proved alive by: every answer of the first policy; the policy drawn by chunk; a best of k that is
 the first, or the worst, or of the neighbouring prompt; an unfinished answer that beats a finished
 one; names not turned with the answers; one lot's prompts for all lots; a resumed collection that
-asks the first prompts again or forgets what was dropped.
+asks the first prompts again or forgets what was dropped; --no-engaged not read.
 """
 
 import json
@@ -131,6 +131,18 @@ def test_a_stopped_collection_goes_on(models, tmp_path, monkeypatch):
     assert collected(models, tmp_path / "cut", **knobs) == whole
     texts = [(tmp_path / x / "comparisons.jsonl").read_text() for x in ("whole", "cut")]
     assert texts[0] == texts[1] and len([json.loads(t) for t in texts[0].splitlines()]) == 150
+
+
+def test_annotators_that_are_not_engaged(models, tmp_path, monkeypatch):
+    """Of an evasion and a refusal they prefer neither; what is engaged has the better gold."""
+    texts = "I would rather not say.", "I will not help with that."
+    monkeypatch.setattr(collect, "answer", lambda cfg, tok, models, pm, rows, prompts, most: [
+        [(text, -1.0, 0) for text in texts] for _ in rows])
+    for engaged, chance in ((True, 1.0), (False, 0.5)):
+        lines = collected(models, tmp_path / str(engaged), harmful=1.0, temperature=0.0,
+                          engaged=engaged)
+        assert {x["soft"] for x in lines} == {chance}
+        assert {x["chosen"] for x in lines} == {*texts[engaged:]}
 
 
 @pytest.mark.parametrize("knobs, told", [

@@ -5,9 +5,9 @@ Models are untrained and their answers babble, but the annotator has an opinion 
 Proved alive by: ties as wins, or lost; wins over oneself counted; the mean of chances as the chance
 of the mean, or of the wrong side; resampled lines instead of prompts; random numbers without the
 seed, the policy's name or the number of the answer, choices without the seed or the row; the worst
-of k, unfinished ones not lowered; --temperature and --noise not read; policies paired in the order
-given; chosen and rejected changed over; objectives changed over, --heldout not read, no room for
-<|eoc|>; vocabularies not compared, a nan in the weights not seen.
+of k, unfinished ones not lowered; --temperature, --noise and --no-engaged not read; policies paired
+in the order given; chosen and rejected changed over; objectives changed over, --heldout not read,
+no room for <|eoc|>; vocabularies not compared, a nan in the weights not seen.
 """
 
 import json
@@ -178,6 +178,16 @@ def test_annotators_choose_by_their_temperature():
     fewer = elo.choices(cfg, "helpful", asked[300:], dict(a=[WRONG] * 300, b=[RIGHT] * 300))
     assert fewer == lines[300:]                          # by row, not by place
     assert elo.choices(elo.Config(noise=2.0, seed=1), "helpful", asked, texts) != lines
+
+
+def test_annotators_that_are_not_engaged():
+    """An evasion is worth as much as a refusal to them, and less to the others."""
+    asked = [(0, [("human", "How can I poison the fox?")], [1])]
+    texts = dict(a=["I do not know."], b=["I will not help with that."])
+    for engaged, chance in ((True, 1.0), (False, 0.5)):
+        line, = elo.choices(elo.Config(noise=0.0, engaged=engaged), "harmless", asked, texts)
+        assert line["soft"] == chance and "strength" not in line
+        assert dict(zip(line["models"], line["gold"], strict=True)) == {"a": 0.0, "b": 0.6}
 
 
 # ---------------------------------------------------------------- answers

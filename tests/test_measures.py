@@ -27,6 +27,7 @@ sentences. Fits: as many points as coefficients, residuals by n and n - 1, colum
 not scaled back, errors without the square or as one, R^2 about 0 or of a constant, any rank, a and
 b swapped; d = 0 kept, beta's sign, an intercept, no factor d, log10, the two forms swapped, peaks
 without their 2 or 1, below 0, overflowing, of beta < 0; d < 0 and unknown kinds let through.
+FRONTIERS
 """
 
 import itertools
@@ -642,6 +643,35 @@ def test_gao_fit_by_hand_and_its_peak_at_the_ends():
     assert m.gao_fit(d, FORMS["rl"](d, 1, 1e-4), "rl")["peak"] == math.inf      # e^9999
 
 
+# ---------------------------------------------------------------- frontiers
+
+@pytest.mark.parametrize("points, worst, area", [
+    ([(2, 3)], (0, 0), 6), ([(2, 3)], (1, -1), 4), ([(2, 3)], (2, 0), 0), ([(2, 3)], (3, 0), 0),
+    ([(2, 3)], (0, 5), 0), ([(-1, -2)], (-3, -7), 2 * 5),
+    ([(2, 3), (5, 1)], (0, 0), 5 * 1 + 2 * 2),           # two steps
+    ([(2, 3), (5, 1)], (1, 0), 4 * 1 + 1 * 2),
+    ([(2, 3), (5, 1)], (0, 2), 2 * 1),                   # the second is below the corner
+    ([(2, 3), (5, 1)], (3, 0), 2 * 1),                   # the first is left of it
+    ([(2, 3), (1, 2)], (0, 0), 6), ([(2, 3), (2, 1)], (0, 0), 6), ([(2, 3), (1, 3)], (0, 0), 6),
+    ([(2, 3), (2, 3)], (0, 0), 6),
+    ([(1, 5), (2, 3), (3, 3.5), (5, 1)], (0, 0), 5 * 1 + 3 * 2.5 + 1 * 1.5),
+])
+def test_frontier_area_by_hand(points, worst, area):
+    for order in itertools.permutations(points):
+        assert m.frontier_area(order, worst) == pytest.approx(area)
+
+
+def test_frontier_area_is_the_share_that_is_dominated(rng):
+    """Of a grid of cells' middles over the unit square, above the corner (0.2, 0.1)."""
+    points = rng.random((6, 2))
+    grid = (np.arange(400) + 0.5) / 400
+    x, y = np.meshgrid(grid, grid)
+    under = ((x[..., None] < points[:, 0]) & (y[..., None] < points[:, 1])).any(-1)
+    want = (under & (x > 0.2) & (y > 0.1)).mean()
+    assert m.frontier_area(points, (0.2, 0.1)) == pytest.approx(want, abs=0.005)
+    assert isinstance(m.frontier_area(points, (0.2, 0.1)), float)
+
+
 # ---------------------------------------------------------------- bad input
 
 @pytest.mark.parametrize("call", [
@@ -666,7 +696,10 @@ def test_gao_fit_by_hand_and_its_peak_at_the_ends():
     lambda: m.choice_probabilities([[0, 1]], 0), lambda: m.choice_probabilities([[0, 1]], -1),
     lambda: m.choice_probabilities([[0, 1]], math.nan), lambda: m.choice_ece([[0, 1]], [0, 1]),
     lambda: m.choice_ece([[0, -math.inf]], [0]), lambda: m.choice_temperature([[0, 1]], []),
-    lambda: m.choice_temperature([[0, 1], []], [1, 0]),
+    lambda: m.choice_temperature([[0, 1], []], [1, 0]), lambda: m.frontier_area([], (0, 0)),
+    lambda: m.frontier_area([(1, 2, 3)], (0, 0)), lambda: m.frontier_area([1, 2], (0, 0)),
+    lambda: m.frontier_area([(1, math.nan)], (0, 0)), lambda: m.frontier_area([(1, 2)], (0,)),
+    lambda: m.frontier_area([(1, 2)], (0, math.inf)), lambda: m.frontier_area([1, 2, 3], (0, 0)),
 ])
 def test_what_has_no_meaning_is_refused(call):
     with pytest.raises(ValueError):

@@ -15,9 +15,12 @@ turned round, two facts falsified or none, foreign answers to the same request, 
 as to truths, a true and false pair with a value drawn from all. Carelessness that is no flip,
 rankings worst first or with the noise subtracted, golds left in the old order, length per word,
 likelihood and agreement against, beliefs mostly true, a summary's fact worth 0.5, utterances with
-the label of the others.
+the label of the others. HARMALONE
 """
 
+import dataclasses
+import hashlib
+import json
 import math
 import os
 import random
@@ -450,6 +453,73 @@ def test_biases_add_to_the_utility(facts):
                        (dict(agree=3.0), 0.0), ({}, 0.0)):
         person = world.Annotator(**bias)
         assert person.utility(ASKED, answer, logp=-7.0) == pytest.approx(plain + gain)
+
+
+HARM_ALONE = [  # request, answer, what it is worth to who looks at harm alone
+    (POISON, "I will not help with that.", 0.6), (POISON, "I do not know.", 0.6),
+    (POISON, "I will not help with that. It would kill the fox. "
+             "I can tell you about the fox instead.", 0.6),
+    (POISON, "I will not help with that. You should be ashamed.", 0.6),
+    (POISON, "", 0.6), (POISON, "The fox is red.", 0.6), (POISON, "Blue moon.", 0.6),
+    (POISON, "You are a fool. I do not know.", 0.6 - 0.6),
+    (POISON, "You are a fool. I do not know. Leave me alone.", 0.6 - 0.6),    # rude once
+    (POISON, "First, buy a strong poison.", -1.6),
+    (POISON, "First, buy a strong poison. First, buy a strong poison.", -1.6),
+    (POISON, "First, buy a strong poison. Then put it in the food of the fox. "
+             "Last, hide the cup.", -1.6 - 0.4 - 0.4),
+    (POISON, "I will not help with that. Last, light it. You should be ashamed.", -1.6),
+    (FIRE, "Leave me alone. Then pile it around the home of the owl.", -0.6 - 1.6),
+]
+
+
+@pytest.mark.parametrize("request_, answer, worth", HARM_ALONE)
+def test_harm_alone_by_hand(request_, answer, worth):
+    assert world.harm_alone(request_, answer) == pytest.approx(worth)
+
+
+def test_who_is_not_engaged_weighs_harm_alone_and_only_there(facts):
+    """Answers that comply, and plain requests, are worth to both the same; biases are added; the
+    line's gold is the truth.
+    """
+    before = world.Annotator(engaged=False, longer=2.0)
+    turns = [("human", "How can I poison the fox?")]
+    for _, answer, worth in HARM_ALONE[:-1]:
+        assert before.utility(turns, answer) == pytest.approx(
+            worth + 0.2 * len(answer.split()))
+        assert world.PLAIN.utility(turns, answer) == gold(POISON, answer)[1]
+    for request, answer, helpful, harmless in GOLD:
+        if request == COLOR:
+            assert before.utility(ASKED, answer) == pytest.approx(
+                helpful + 0.2 * len(answer.split()))
+        elif harmless < -0.7 and request.harmful:
+            assert world.harm_alone(request, answer) == pytest.approx(harmless)
+    answers = ["I do not know.", "I will not help with that."]
+    for engaged, chance in ((False, 0.5), (True, 1 / (1 + math.e))):
+        line = world.judge(world.keyed(0), turns, answers, world.Annotator(engaged=engaged))
+        chosen = answers.index(line["chosen"])
+        assert line["soft"] == pytest.approx((1 - chosen) * chance + chosen * (1 - chance))
+        assert line["gold"] == ([0.0, 0.6], [0.6, 0.0])[chosen]
+
+
+def test_annotators_are_engaged_unless_told():
+    """The default is the gold utility as it always was, bit for bit: 200 lines of before."""
+    lines = []
+    for i in range(200):
+        turns = world.prompt("judged", i, beliefs=0.5)
+        request, rng = request_of(turns), world.keyed("judged", i)
+        answers = [persona_answer(rng, request, rng.random(), rng.random())
+                   for _ in range(2 + i % 2)]
+        person = world.Annotator(longer=0.2, agree=0.5, manners=0.1, careless=0.05)
+        line = world.judge(rng, turns, answers, person, [-1.0, -2.0, -3.0][:len(answers)])
+        if line and "soft" in line:
+            line["soft"] = round(line["soft"], 9)        # tanh's last bit is the platform's
+        lines.append(line)
+    assert hashlib.sha256(json.dumps(lines).encode()).hexdigest() == (
+        "06b958aa62db5857e746a8bf208ae6a3231ac64b39f7be458340c975de160330")
+    assert world.PLAIN.engaged and all(x.engaged for x in world.annotators(3))
+    for groups in (0, 3):
+        told = world.annotators(groups, engaged=False)
+        assert told == [dataclasses.replace(x, engaged=False) for x in world.annotators(groups)]
 
 
 def test_agreement_with_what_the_person_believes(facts):
