@@ -71,6 +71,7 @@ class Config:
     rounds: int = 4                    # of critique and revision, a principle drawn anew in each
     critique: bool = True              # criticize before revising
     shots: int = 3                     # examples before what is asked
+    temperature: float = 0.4           # of critiques, revisions and reasoning; of answers it is 1
     helpful_count: int = 1500          # helpful answers to learn beside the revisions
     epochs: int = 3                    # of SL-CAI
     sl_lr: float = 5e-4                # learning rate of SL-CAI

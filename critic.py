@@ -94,16 +94,17 @@ def request_ids(cfg, tok, n_ctx, kind, turns, request, key):
 
 # ---------------------------------------------------------------- critique and revision
 
-def spoken(cfg, tok, model, prompts, rows, *key):
+def spoken(cfg, tok, model, prompts, rows, *key, temperature=1.0):
     """[(text, whether it ended)] that the model says to prompts (ids) of global rows."""
-    return respond(model, tok, prompts, cfg.new, uniforms(rows, cfg.new, cfg.seed, *key))
+    return respond(model, tok, prompts, cfg.new, uniforms(rows, cfg.new, cfg.seed, *key),
+                   temperature=temperature)
 
 
 def replies(cfg, tok, model, kind, talks, asks, rows, *key):
     """[(text, whether it ended)]: the model's next turn after asks, turns about the talks."""
     ids = [request_ids(cfg, tok, model.config.n_ctx, kind, *x, (key[-1], int(row)))
            for *x, row in zip(talks, asks, rows, strict=True)]
-    return spoken(cfg, tok, model, ids, rows, *key)
+    return spoken(cfg, tok, model, ids, rows, *key, temperature=cfg.temperature)
 
 
 def revise(cfg, found, tok, model, ask, rows):
@@ -172,7 +173,8 @@ def asked_which(cfg, tok, model, talks, asks, keys):
     if cfg.reason:
         requests = [[*x, ("human", principles.THINK)] for x in requests]
         random = torch.cat([uniforms([0], cfg.new, cfg.seed, "reason", *key) for key in keys])
-        why = [text for text, _ in respond(model, tok, ids(), cfg.new, random)]
+        why = [text for text, _ in respond(model, tok, ids(), cfg.new, random,
+                                          temperature=cfg.temperature)]
         requests = [[*x, ("assistant", text), ("human", principles.WHICH)]
                     for x, text in zip(requests, why, strict=True)]
     prompts = ids()

@@ -19,6 +19,7 @@ seed has its own choices, PMs, revisions, labels and policies.
     elo, harm      read the policies of the others: simulated choices; the score from 0 to 4
 """
 
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ import collect
 import constitution
 import distill
 import elo
+import harm
 import ppo
 import preference
 import pretrain
@@ -289,6 +291,25 @@ def elo_unit(cfg, seed):
                      for run, own_stations in found.items()})
 
 
+def harm_unit(cfg, seed):
+    """[sqrt(KL), predicted harmfulness of answers, its truth] of all stations; how well the scorer
+    foretells ratings.
+    """
+    found, folder = stations_of(cfg, seed), own(cfg, seed, "harm")
+    attacked = (base(cfg), distilled(cfg), helpful_only(cfg, seed)[0])
+    harm.train(harm.Config(
+        init=base(cfg), attacked=",".join(attacked), out=str(folder), count=few(cfg, 3000),
+        policies=tuple(f"{run.replace(' ', '-')}:{i}={path}" for run, some in found.items()
+                       for i, (_, path) in enumerate(some)),
+        samples=few(cfg, 32), seed=seed, device=cfg.device))
+    told = json.loads((folder / "harm.json").read_text())
+    scores = {run: [told["policies"][f"{run.replace(' ', '-')}:{i}"] for i in range(len(some))]
+              for run, some in found.items()}
+    return dict(harm={run: [[root, x["mean"], x["success"]]
+                            for (root, _), x in zip(some, scores[run], strict=True)]
+                      for run, some in found.items()}, tests=told["tests"])
+
+
 VARIANTS = {
     "helpful": partial(rlhf_unit, made=helpful_only),
     "hh": partial(rlhf_unit, made=partial(both_kinds, engaged=False)),
@@ -298,6 +319,7 @@ VARIANTS = {
     "people": people_unit,
     "text": lambda cfg, seed: rl(cfg, seed, "text", text_lines(cfg, seed)),
     "elo": elo_unit,
+    "harm": harm_unit,
 }
 
 

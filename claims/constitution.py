@@ -217,8 +217,8 @@ def verdict_a07(rows):
 
 
 def verdict_late(rows):
-    """held: judged by annotators who prefer who engages, HH RLHF (harm alone) loses harmlessness Elo
-    from the middle station of its path to the end, by two errors over seeds and 10 points.
+    """held: judged by annotators who prefer who engages, HH RLHF (harm alone) loses harmlessness
+    Elo from the middle station of its path to the end, by two errors over seeds and 10 points.
     """
     own = of(rows, "elo")
     paths = {n: [[x[ELO["harmless"]] for x in r["elo"][n]] for r in own] for n in RUNS}
@@ -241,8 +241,8 @@ def verdict_labels(rows):
             f"{told_of([100 * x['first'] for x in labels], places=1)} points, the orders are "
             f"{told_of([100 * x['apart'] for x in labels], '', 1)} points apart; frontier area "
             + ", ".join(f"{n} {told_of(x, '')}" for n, x in area.items()) + "; gold after RL "
-            + ", ".join(f"{n} {told_of(at(rows, n, 'helpful'))} / {told_of(at(rows, n, 'harmless'))}"
-                        for n in area))
+            + ", ".join("{} {} / {}".format(n, *(told_of(at(rows, n, k))
+                                                 for k in ("helpful", "harmless"))) for n in area))
     return verdict([within(less(agree, two), 0.05),
                     passes([x + 0.1 for x in less(area["rl"], area["people"])])], of(rows, "rl"),
                    told, [bars("pairs", "agreement", {"AI and annotator": agree,

@@ -23,7 +23,8 @@ def claims_table(done):
 
 def caption(name, claim, panels):
     """What a claim's figure shows: the axes, and the paper's own figures beside them."""
-    shown = "; ".join(f"{title}: {y}" + (f" against {x}" if x else "") for title, x, y, *_ in panels)
+    shown = "; ".join(f"{title}: {y}" + (f" against {x}" if x else "")
+                      for title, x, y, *_ in panels)
     return f"{name}, {claim.says}. {shown}"
 
 
