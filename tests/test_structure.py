@@ -28,8 +28,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
 ORDER = ("pretrain", "distill", "collect", "preference", "prompts", "sft", "rejection", "ppo",
-         "elo", "online", "constitution", "ood")
-PARTS = ("rollout", "control", "tasks", "guard")       # of stages, without a command of their own
+         "elo", "harm", "online", "constitution", "ood")
+PARTS = ("rollout", "control", "tasks", "guard", "attacks")  # of stages, without own commands
 PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor",
             "benchmark")                               # use any stage, and none uses them
 PURE = ("common", "model", "attention", "measures", "bradley_terry")
