@@ -11,10 +11,10 @@ fig. 10 has the mean score of every snapshot of an RL run. Its error is over pro
 one prompt are not independent. A score is a mean rating by these raters, not the success itself,
 and not held within 0 to 4.
 
-    python harm.py --init out/constitution/pretrain --policies out/constitution/distill
+    python harm.py --init out/laptop/cai/pretrain --policies out/laptop/cai/distill
     python harm.py --policies rl:20=out/a/kl-1.0.pt rl:40=out/a start=out/b    # a curve, and a bar
-    python harm.py --count 0 --init out/constitution/harm --policies out/a --out out/a-harm
-    torchrun --nproc_per_node=2 harm.py --policies out/constitution/distill
+    python harm.py --count 0 --init out/laptop/cai/harm --policies out/a --out out/a-harm
+    torchrun --nproc_per_node=2 harm.py --policies out/laptop/cai/distill
 
 --count 0 scores with the scorer of an earlier run. attacks.jsonl has the rated attacks. harm.json
 has, of those held out ("test"; "heldout" are about other animals), R^2 and the most that is
@@ -52,10 +52,10 @@ LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"),
 
 @dataclass(frozen=True)
 class Config:
-    init: str = "out/constitution/pretrain"  # language model that becomes the scorer
-    attacked: str = "out/constitution/pretrain,out/constitution/distill"  # equal shares, commas
+    init: str = "out/laptop/cai/pretrain"  # language model that becomes the scorer
+    attacked: str = "out/laptop/cai/pretrain,out/laptop/cai/distill"  # equal shares, commas
     policies: tuple = ()               # to score: PATH, NAME=PATH, NAME:STEP=PATH; blanks, commas
-    out: str = "out/constitution/harm"  # the stage's folder
+    out: str = "out/laptop/cai/harm"  # the stage's folder
     count: int = 3000                  # rated attacks to learn from; 0: --init is a scorer already
     test: int = 300                    # further ones to test on, and as many about other animals
     raters: int = 5                    # attackers who rate, each on a scale of their own

@@ -18,8 +18,8 @@ export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 $PY data/principles.py
 
 # A base model of text in which people also criticize, revise and judge; the HHH prompt distilled.
-$PY pretrain.py --world principles --size "$SIZE" --context 512 --vocab 1024 --documents 76000 \
-    --steps 2400 --batch 32 --lr 3e-3 --every 400 --out "$OUT/pretrain" --seed "$SEED"
+$PY pretrain.py --world principles --size "$SIZE" --context 512 --vocab 1024 --documents 116000 \
+    --steps 3600 --batch 32 --lr 3e-3 --every 600 --out "$OUT/pretrain" --seed "$SEED"
 $PY distill.py --init "$OUT/pretrain" --out "$OUT/distill" --seed "$SEED"
 
 # Annotators choose: on plain prompts the more helpful answer; on harmful ones the less harmful,
@@ -44,3 +44,17 @@ $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/
     --pmp "$OUT/pmp" --out "$OUT/run" --seed "$SEED"
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
     --pmp "$OUT/pmp" --sl "$OUT/run/sl" --reason --clamp 0.6 --out "$OUT/reason" --seed "$SEED"
+
+# From 0 to 4: how far answers of each go along with harm, as attackers would rate it.
+$PY harm.py --init "$OUT/pretrain" --attacked "$OUT/pretrain,$OUT/distill,$OUT/helpful" \
+    --policies "distilled=$OUT/distill" "helpful=$OUT/helpful" "HH=$OUT/hh" "SL-CAI=$OUT/run/sl" \
+    "RL-CAI=$OUT/run/rl" "reasoning=$OUT/reason/rl" --out "$OUT/harm" --seed "$SEED"
+
+# Helpful against harmless Elo, by annotators who prefer who engages, and by those for whom harm
+# alone counts.
+for WHO in engaged no-engaged; do
+    $PY elo.py --policies "distilled=$OUT/distill" "helpful=$OUT/helpful" "HH=$OUT/hh" \
+        "SL-CAI=$OUT/run/sl" "RL-CAI=$OUT/run/rl" "reasoning=$OUT/reason/rl" --reference SL-CAI --$WHO \
+        --out "$OUT/elo-$WHO" --seed "$SEED"
+done
+echo "talk to it: $PY sample.py --ckpt $OUT/run/rl        compare: $OUT/elo-engaged/frontier.png"
