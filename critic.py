@@ -30,6 +30,7 @@ from rollout import masked_sum, policy_logprobs
 # ---------------------------------------------------------------- what is asked
 
 KINDS = ("revise", "bare", "judge", "reason")
+LETTERS = ("(A)", "(B)")
 FORM = {"kind": "one of " + ", ".join(KINDS), "talk": "\n\nHuman: ...\n\nAssistant: ..."}
 
 
@@ -81,14 +82,15 @@ def request_ids(cfg, tok, n_ctx, kind, turns, request, key):
     """
     examples, preamble = examples_of(cfg.examples, cfg.shots)
     shots = examples(keyed(cfg.seed, "examples", kind, *key), kind)
+    room = n_ctx - max(cfg.new, *(len(tok.encode(x)) for x in LETTERS))
     while True:
         ids = tok.render([*(x for shot in shots for x in shot), *turns, *request], preamble,
                          answer=True)
-        if len(ids) <= n_ctx - cfg.new:
+        if len(ids) <= room:
             return ids
         if not shots and len(turns) == 1:
             raise UserError(f"a prompt with its answers and a principle has {len(ids)} tokens, of "
-                            f"{n_ctx - cfg.new} beside --new: lower it, or take more context")
+                            f"{room} beside --new: lower it, or take more context")
         shots, turns = shots[1:], turns if shots else turns[-1:]
 
 
@@ -146,7 +148,7 @@ def averaged(first, second):
 @torch.no_grad()
 def prefers_first(model, tok, prompts):
     """P(A) [N] after prompts: the share of "(A)" in what "(A)" and "(B)" have together."""
-    letters = [tok.encode("(A)"), tok.encode("(B)")]
+    letters = [tok.encode(x) for x in LETTERS]
     rows = [ids + x for ids in prompts for x in letters]
     starts = torch.tensor([len(ids) for ids in prompts for _ in letters], device=model.device)
     lengths = torch.tensor([len(x) for _ in prompts for x in letters], device=model.device)
@@ -183,7 +185,7 @@ def asked_which(cfg, tok, model, talks, asks, keys):
     for i in range(0, len(order), cfg.chunk):            # like lengths go together
         some = order[i:i + cfg.chunk]
         out[some] = prefers_first(model, tok, [prompts[j] for j in some])
-    return out, why
+    return out.double(), why                             # what both orders give adds up exactly
 
 
 def feedback(cfg, found, tok, model, judge, ask, rows):
@@ -200,11 +202,11 @@ def feedback(cfg, found, tok, model, judge, ask, rows):
                       [p for p in found if p.name == cfg.principle]
                       or [drawn(found, cfg.seed, "feedback", r)])]
     both = []
-    for order in (1, -1):
+    for order in (1, -1):        # both see the same examples: their bias cancels, too
         p, why = asked_which(
             cfg, tok, judge, [talks[i] for i, _ in asks],
             [(principle, *pairs[i][::order]) for i, principle in asks],
-            [("feedback", int(rows[i]), principle.name, order) for i, principle in asks])
+            [("feedback", int(rows[i]), principle.name) for i, principle in asks])
         both.append((p, why))
     (first, why), (second, _) = both
     lines = [None] * len(rows)
