@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A stage may use what an earlier one defines, never a later one.
 ORDER = ("pretrain", "distill", "collect", "preference", "prompts", "sft", "rejection", "ppo",
          "elo", "harm", "online", "constitution", "ood")
-PARTS = ("rollout", "control", "tasks", "guard", "attacks")  # of stages, without own commands
+PARTS = ("rollout", "control", "tasks", "guard", "attacks",
+         "critic")                                        # of stages, without own commands
 PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor",
             "benchmark")                               # use any stage, and none uses them
 PURE = ("common", "model", "attention", "measures", "bradley_terry")
