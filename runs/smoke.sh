@@ -44,6 +44,17 @@ $PY collect.py --count 64 --policy "$OUT/distill" --out "$OUT/test" --seed 1000
 $PY eval.py --report --run "$OUT" --prompts 32
 $PY sample.py --ckpt "$OUT/ppo" --prompt "What color is the fox?"
 
+# The path of runs/constitution.sh.
+$PY data/principles.py > /dev/null
+$PY pretrain.py --world principles --size nano --context 512 --documents 2000 --steps 20 --every 20 --out "$OUT/cai/pretrain"
+$PY collect.py --count 128 --harmful 0 --policy "$OUT/cai/pretrain" --out "$OUT/cai/choices-helpful"
+CAI="$PY constitution.py --init $OUT/cai/pretrain --policy $OUT/cai/pretrain --data $OUT/cai/choices-helpful --pairs 64
+    --iterations 1 --samples 16"
+$CAI --count 32 --rounds 2 --shots 2 --helpful-count 32 --epochs 1 --out "$OUT/cai/run"
+$CAI --sl "$OUT/cai/run/sl" --reason --clamp 0.6 --out "$OUT/cai/reason"
+$PY harm.py --init "$OUT/cai/pretrain" --attacked "$OUT/cai/pretrain" --policies "RL-CAI=$OUT/cai/run/rl" --count 128 \
+    --test 32 --prompts 8 --samples 4 --out "$OUT/cai/harm"
+
 # The path of real data, on the toy world's comparisons and forum in the form of such files.
 mkdir -p "$OUT/rows/helpful-base"
 $PY data/world.py --hh 200 > "$OUT/rows/helpful-base/train.jsonl"
