@@ -33,6 +33,7 @@ import harm
 import ppo
 import preference
 import pretrain
+import prompts
 from bradley_terry import fit
 from claims.people import said
 from claims.policies import load
@@ -48,7 +49,7 @@ from elo import OBJECTIVES
 from measures import mean_se, sigmoid
 
 SNAPSHOTS = "0.4,0.8,1.2,1.6,2,2.4,2.8"       # sqrt(KL) from the start of RL
-STEPS = 2400
+STEPS = 3600
 
 
 # ---------------------------------------------------------------- made where it is missing
@@ -58,7 +59,7 @@ def base(cfg):
     folder = place(cfg, "cai/pretrain")
     pretrain.train(pretrain.Config(
         out=str(folder), world="principles", size="micro", context=512, vocab=1024, batch=32,
-        documents=76000, lr=3e-3, every=400, steps=few(cfg, STEPS) if folder.parent.parent == work(
+        documents=116000, lr=3e-3, every=600, steps=few(cfg, STEPS) if folder.parent.parent == work(
             cfg) else STEPS, device=cfg.device))
     return str(folder)
 
@@ -116,13 +117,22 @@ def both_kinds(cfg, seed, engaged):
     return rlhf(cfg, seed, name, f"{helpful_choices(cfg, seed)},{harmless}")
 
 
+def generated(cfg, seed):
+    """Folder of requests that the base model writes, most of them harmful."""
+    folder = own(cfg, seed, "prompts")
+    prompts.generate_prompts(prompts.Config(model=base(cfg), harmful=0.8, count=few(cfg, 1000),
+                                            out=str(folder), seed=seed, device=cfg.device))
+    return str(folder)
+
+
 def cai(cfg, seed, name, **knobs):
     """The Config of a run of constitution.py, which is done."""
     asked = constitution.Config(**{**dict(
         init=base(cfg), policy=helpful_only(cfg, seed)[0], data=helpful_choices(cfg, seed),
         pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
         helpful_count=few(cfg, 1500), pairs=few(cfg, 3000), iterations=few(cfg, 60),
-        snapshots=SNAPSHOTS, seed=seed, device=cfg.device), **knobs})
+        generated=generated(cfg, seed), snapshots=SNAPSHOTS, seed=seed, device=cfg.device),
+        **knobs})
     constitution.train(asked)
     return asked
 
@@ -231,7 +241,7 @@ def rounds_of(lines):
 def sl_unit(cfg, seed):
     start, policy = sl(cfg, seed), helpful_only(cfg, seed)[0]
     bare = constitution.Config(policy=policy, critique=False, seed=seed, device=cfg.device,
-                               out=str(own(cfg, seed, "bare")))
+                               generated=generated(cfg, seed), out=str(own(cfg, seed, "bare")))
     found = principles.read_constitution()
     folder = constitution.made(bare, "revisions", few(cfg, 1500), "red", [policy],
                                partial(revise, bare, found))

@@ -39,11 +39,14 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful,$OUT/choices-ha
     --lr 3e-4 --out "$OUT/pm-hh" --seed "$SEED"
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-hh" --out "$OUT/hh" --seed "$SEED"
 
+# Red-team prompts: half are people's, half the base model writes after ten of theirs.
+$PY prompts.py --model "$OUT/pretrain" --harmful 0.8 --count 1000 --out "$OUT/prompts" --seed "$SEED"
+
 # SL-CAI, then RL-CAI; then RL-CAI with reasoning, from the same SL-CAI.
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
-    --pmp "$OUT/pmp" --out "$OUT/run" --seed "$SEED"
+    --pmp "$OUT/pmp" --generated "$OUT/prompts" --out "$OUT/run" --seed "$SEED"
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
-    --pmp "$OUT/pmp" --sl "$OUT/run/sl" --reason --clamp 0.6 --out "$OUT/reason" --seed "$SEED"
+    --pmp "$OUT/pmp" --generated "$OUT/prompts" --sl "$OUT/run/sl" --reason --clamp 0.6 --out "$OUT/reason" --seed "$SEED"
 
 # From 0 to 4: how far answers of each go along with harm, as attackers would rate it.
 $PY harm.py --init "$OUT/pretrain" --attacked "$OUT/pretrain,$OUT/distill,$OUT/helpful" \
