@@ -25,6 +25,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 FORMAT = "nanohh-1"  # the first key of every checkpoint; a file without it is foreign
+LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"),
+         ("#E69F00", "P"), ("#000000", "x"))      # of curves: for the colour-blind, and in grey
 
 
 class UserError(Exception):

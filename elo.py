@@ -36,8 +36,8 @@ import numpy as np
 import torch
 
 from bradley_terry import fit, of_pm, of_win_rate, scores, win_rate
-from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
-                    uniforms, write_atomically)
+from common import (LOOKS, Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary,
+                    start, uniforms, write_atomically)
 from data import world
 from data.lines import read_rows
 from data.tokenizer import join, loads
@@ -48,8 +48,6 @@ from preference import check_line
 from rejection import gold_of
 from rollout import pm_scores, ranking
 
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"),
-         ("#E69F00", "P"), ("#000000", "x"))      # for the colour-blind, and in grey by marker
 OBJECTIVES = ("helpful", "harmless")
 
 

@@ -40,14 +40,13 @@ import torch
 
 from attacks import answers_of, attacked, longest, measured, raters, success
 from attacks import prompts as held_out
-from common import (Run, UserError, adamw, batch_rows, entry, everyones, load_source, mine,
+from common import (LOOKS, Run, UserError, adamw, batch_rows, entry, everyones, load_source, mine,
                     need_one_vocabulary, schedule, start, total, update, write_atomically)
 from data.tokenizer import fit, loads
 from elo import plain
 from measures import mean_se
 from model import by_length, pack, pad_rows, unpack
 
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import Run, UserError, device_of, entry, keyed, load_source, write_atomically
+from common import LOOKS, Run, UserError, device_of, entry, keyed, load_source, write_atomically
 from data import world
 from data.hh import dialogue
 from data.lines import read_rows
@@ -57,7 +57,6 @@ from measures import auroc
 from model import unpack
 from prompts import check_prompt
 
-LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"))
 
 
 @dataclass(frozen=True)

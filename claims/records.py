@@ -11,9 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import UserError
+from common import LOOKS, UserError
 from data.lines import read_rows
-from elo import LOOKS
 from measures import mean_se
 
 
