@@ -46,6 +46,7 @@ $PY prompts.py --model "$OUT/pretrain" --harmful 0.8 --count 1000 --out "$OUT/pr
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
     --pmp "$OUT/pmp" --generated "$OUT/prompts" --out "$OUT/run" --seed "$SEED"
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
+    \
     --pmp "$OUT/pmp" --generated "$OUT/prompts" --sl "$OUT/run/sl" --reason --clamp 0.6 --out "$OUT/reason" --seed "$SEED"
 
 # From 0 to 4: how far answers of each go along with harm, as attackers would rate it.
@@ -57,7 +58,7 @@ $PY harm.py --init "$OUT/pretrain" --attacked "$OUT/pretrain,$OUT/distill,$OUT/h
 # alone counts.
 for WHO in engaged no-engaged; do
     $PY elo.py --policies "distilled=$OUT/distill" "helpful=$OUT/helpful" "HH=$OUT/hh" \
-        "SL-CAI=$OUT/run/sl" "RL-CAI=$OUT/run/rl" "reasoning=$OUT/reason/rl" --reference SL-CAI --$WHO \
-        --out "$OUT/elo-$WHO" --seed "$SEED"
+        "SL-CAI=$OUT/run/sl" "RL-CAI=$OUT/run/rl" "reasoning=$OUT/reason/rl" --reference SL-CAI \
+        --$WHO --out "$OUT/elo-$WHO" --seed "$SEED"
 done
 echo "talk to it: $PY sample.py --ckpt $OUT/run/rl        compare: $OUT/elo-engaged/frontier.png"

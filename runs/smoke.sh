@@ -46,7 +46,8 @@ $PY sample.py --ckpt "$OUT/ppo" --prompt "What color is the fox?"
 
 # The path of runs/constitution.sh.
 $PY data/principles.py > /dev/null
-$PY pretrain.py --world principles --size nano --context 512 --documents 2000 --steps 20 --every 20 --out "$OUT/cai/pretrain"
+$PY pretrain.py --world principles --size nano --context 512 --documents 2000 --steps 20 --every 20 \
+    --out "$OUT/cai/pretrain"
 $PY collect.py --count 128 --harmful 0 --policy "$OUT/cai/pretrain" --out "$OUT/cai/choices-helpful"
 CAI="$PY constitution.py --init $OUT/cai/pretrain --policy $OUT/cai/pretrain --data $OUT/cai/choices-helpful --pairs 64
     --iterations 1 --samples 16"
