@@ -46,8 +46,8 @@ $PY prompts.py --model "$OUT/pretrain" --harmful 0.8 --count 1000 --out "$OUT/pr
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
     --pmp "$OUT/pmp" --generated "$OUT/prompts" --out "$OUT/run" --seed "$SEED"
 $PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
-    \
-    --pmp "$OUT/pmp" --generated "$OUT/prompts" --sl "$OUT/run/sl" --reason --clamp 0.6 --out "$OUT/reason" --seed "$SEED"
+    --pmp "$OUT/pmp" --generated "$OUT/prompts" --sl "$OUT/run/sl" --reason --clamp 0.6 \
+    --out "$OUT/reason" --seed "$SEED"
 
 # From 0 to 4: how far answers of each go along with harm, as attackers would rate it.
 $PY harm.py --init "$OUT/pretrain" --attacked "$OUT/pretrain,$OUT/distill,$OUT/helpful" \
