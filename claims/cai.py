@@ -38,7 +38,7 @@ from bradley_terry import fit
 from claims.people import said
 from claims.policies import load
 from claims.records import append, missing
-from claims.start import LR, LR_AFTER, few, place, work
+from claims.start import LR_AFTER, few, place, work
 from common import metrics_of
 from constitution import habits, lines_in
 from control import snapshots_of
@@ -90,24 +90,24 @@ def helpful_choices(cfg, seed):
 def pretrained(cfg, seed):
     """Folder of a PM pretrained on pairs about plain prompts alone."""
     folder = own(cfg, seed, "pmp")
-    preference.train(preference.Config(init=base(cfg), harmful=0.0, pairs=few(cfg, 8000), lr=LR,
+    preference.train(preference.Config(init=base(cfg), harmful=0.0, pairs=few(cfg, 24000), lr=2e-3,
                                        out=str(folder), seed=seed, device=cfg.device))
     return str(folder)
 
 
-def rlhf(cfg, seed, name, data, helpful=0.6):
-    """Folder of RLHF from the distilled policy on choices; its PM is beside it."""
+def rlhf(cfg, seed, name, data):
+    """Folder of RLHF from the distilled policy on choices, with prompts of both kinds; its PM's."""
     pm, folder = own(cfg, seed, f"pm-{name}"), own(cfg, seed, f"rlhf-{name}")
     preference.train(preference.Config(init=pretrained(cfg, seed), data=data, pairs=0, lr=LR_AFTER,
                                        out=str(pm), seed=seed, device=cfg.device))
-    ppo.train(ppo.Config(policy=distilled(cfg), pm=str(pm), out=str(folder), helpful=helpful,
+    ppo.train(ppo.Config(policy=distilled(cfg), pm=str(pm), out=str(folder),
                          iterations=few(cfg, 60), snapshots=SNAPSHOTS, micro=64, every=10**6,
                          seed=seed, device=cfg.device))
     return str(folder), str(pm)
 
 
 def helpful_only(cfg, seed):
-    return rlhf(cfg, seed, "helpful", helpful_choices(cfg, seed), helpful=1.0)
+    return rlhf(cfg, seed, "helpful", helpful_choices(cfg, seed))
 
 
 def both_kinds(cfg, seed, engaged):

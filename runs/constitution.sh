@@ -28,11 +28,12 @@ $PY collect.py --count 3000 --harmful 0 --policy "$OUT/distill" --out "$OUT/choi
 $PY collect.py --count 3000 --harmful 1 --no-engaged --tranche harmless --policy "$OUT/distill" \
     --out "$OUT/choices-harmless" --seed "$SEED"
 
-# RLHF on helpfulness alone: it answers red-team prompts, and revises.
-$PY preference.py --init "$OUT/pretrain" --harmful 0 --pairs 8000 --out "$OUT/pmp" --seed "$SEED"
+# RLHF on helpfulness alone, on all prompts: what harmful ones get is up to a preference model that
+# never saw one compared. It answers red-team prompts, and revises.
+$PY preference.py --init "$OUT/pretrain" --harmful 0 --pairs 24000 --lr 2e-3 --out "$OUT/pmp" --seed "$SEED"
 $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful" --pairs 0 --lr 3e-4 \
     --out "$OUT/pm-helpful" --seed "$SEED"
-$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --helpful 1 --out "$OUT/helpful" --seed "$SEED"
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --out "$OUT/helpful" --seed "$SEED"
 
 # RLHF on both kinds of choices: what CAI is compared with.
 $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful,$OUT/choices-harmless" --pairs 0 \
