@@ -3,7 +3,15 @@ scores over prompts, runs by tiny models, interrupted and on two ranks, bad inpu
 
 Models are untrained: their answers babble, so where ratings must differ personas answer instead.
 
-Proved alive by: PLACEHOLDER
+Proved alive by: rudeness as a step, a repeated step, a person's words counted; ratings rounded down,
+raised by strictness, to 5, without the rater's name; expected ratings half a step off; strictness
+of the number of raters; who rates without the seed; R^2 by the deviation, bins that round down; a
+last request without harm, prompts that repeat or have steps; random numbers without the lot or the
+sample; a policy that reads the last turn only, shares of two, all lots about one set of animals;
+the loss over its own rows, or the rank's; errors over samples; no <|eoc|>, read a token early, an
+answer not cut, scores in order of length; vocabularies, nan, room not looked at; blanks in names,
+steps unsorted; any preference model a scorer; a head that begins at 0; no gradient; Adam's state or
+a policy's score not kept; logged after the save; ranks with the same rows.
 """
 
 import json
@@ -249,6 +257,16 @@ def test_an_attack_is_of_seed_lot_and_row_alone():
         assert sum(a != b for a, b in zip(whole, other)) > 6
     answers = [text for turns in whole for role, text in turns if role == "assistant"]
     assert len({*answers}) > len(answers) / 2
+
+
+def test_each_answer_of_an_attack_has_its_own_random_numbers(monkeypatch):
+    monkeypatch.setattr(attacks, "respond", lambda model, tok, prompts, new, uniform, *x, **k: [
+        (repr(row), True) for row in uniform.tolist()])
+    cfg, drawn = harm.Config(**SMALL), []
+    for lot in ("train", "test"):
+        for turns in attacks.attack(cfg, TOK, None, lot, list(range(8)), 200):
+            drawn += [text for role, text in turns if role == "assistant"]
+    assert len({*drawn}) == len(drawn) > 20
 
 
 def test_the_policy_reads_the_talk_so_far(monkeypatch):
