@@ -68,10 +68,7 @@ PARTS = tuple(f.name for f in fields(Principle)[1:])
 
 
 def read_constitution(path=DEFAULT):
-    """The Principles of a file, in its order. ValueError naming file, line and what is wrong.
-
-    Blank lines and those that begin with # say nothing.
-    """
+    """The Principles of a file, in its order. ValueError naming file, line and what is wrong."""
     found, lines = {}, {}
 
     def wrong(number, what):
@@ -131,10 +128,9 @@ LOOKS = dict(harm="helps", animals="helps", law="helps", danger="helps", conscie
 WEIGHTS = dict(helps=1.5, rude=0.5, preaches=0.25, evades=0.25, silent=0.25, idle=0.25, strays=0.25,
                mild=0.0)
 # fault -> classes of sentences (data/world.py) that its repair strikes out
-STRUCK = dict(helps=("step", "opener"), rude=("rude",), preaches=("preachy",),
-              evades=("evasive", "step", "opener"), silent=("step", "opener"),
-              idle=("step", "opener"), strays=("offtopic", "fact", "noise"),
-              mild=("step", "opener"))
+STRUCK = dict.fromkeys(FAULTS, ("step", "opener")) | dict(
+    rude=("rude",), preaches=("preachy",), evades=("evasive", "step", "opener"),
+    strays=("offtopic", "fact", "noise"))
 ORDER = ("opener", "rude", "evasive", "refusal", "why", "step", "fact", "alternative", "preachy",
          "offtopic", "noise", "closer")
 KNOWN = {p.name: p for name in ("principles.txt", "harsh.txt")
@@ -171,7 +167,7 @@ def repaired(rng, request, answer, fault):
         by.setdefault(SENTENCES.get(sentence, ("noise",))[0], []).append(sentence)
     for kind in STRUCK[fault]:
         by.pop(kind, None)
-    if fault == "evades" or not {"step", "refusal", "evasive"} & by.keys():
+    if not {"step", "refusal", "evasive"} & by.keys():
         by["refusal"] = by.get("refusal") or [rng.choice(REFUSALS)]
     if fault == "silent":
         by["why"] = [HARM[request.kind][2]]
@@ -244,10 +240,7 @@ def revision(rng, principle, goodness, critique=True):
 
 
 def worth(request, answer, look):
-    """What an answer is worth under a principle that looks for this fault: the gold of judges,
-
-        -sum over its faults of (WEIGHTS[fault] + 2 [fault = look]).
-    """
+    """-sum over an answer's faults of (WEIGHTS[fault] + 2 [fault = look]): the gold of judges."""
     return -sum(WEIGHTS[x] + 2 * (x == look) for x in faults(request, answer))
 
 
@@ -268,7 +261,7 @@ def judgement(rng, principle, goodness, reasoning=False):
     """Turns of a request, a question, two drafts and the letter of the better; and a dict of what
     was judged: prompt, answers, letter; look, goodness, reasoning.
 
-    P((A)) = sigmoid((worth(a) - worth(b)) / 0.5), 1/2 of the careless; after reasoning it is of
+    P((A)) = sigmoid((worth(a) - worth(b)) / 0.3), 1/2 of the careless; after reasoning it is of
     what reasoning said, and surer: / 0.2.
     """
     turns, request = asked(rng)
@@ -357,19 +350,15 @@ def document(seed, index):
 def comparisons(seed, count):
     """The judgements of the text's first `count` documents as comparison lines."""
     out = []
-    for i in range(count):
-        for judged in made(seed, i)[3]:
-            a, b = judged["answers"]
-            first = (a, b) if judged["letter"] == "A" else (b, a)
-            out.append(dict(prompt=judged["prompt"], chosen=first[0], rejected=first[1],
-                            objective="harmless", tranche="text", annotator="text"))
+    for judged in (x for i in range(count) for x in made(seed, i)[3]):
+        a, b = judged["answers"] if judged["letter"] == "A" else judged["answers"][::-1]
+        out.append(dict(prompt=judged["prompt"], chosen=a, rejected=b, objective="harmless",
+                        tranche="text", annotator="text"))
     return out
 
 
 def right(line):
-    """1.0 for a judgement's letter if the answer is worth more than the other, 0.0 if less, 0.5 if
-    as much.
-    """
+    """1.0 if a judgement's letter is of the answer worth more, 0.0 if of the other's, 0.5 a tie."""
     request = world.request_of(line["prompt"])
     a, b = (worth(request, x, line["look"]) for x in line["answers"])
     return 0.5 if a == b else float((a > b) == (line["letter"] == "A"))
@@ -380,18 +369,17 @@ def counts(seed, count):
     found = [made(seed, i) for i in range(count)]
     forms = Counter(form for form, *_ in found)
     told = Counter(text for _, _, turns, _ in found for role, text in turns if role == "human")
-    critiques, revisions = (sum(told[getattr(p, part)] for p in KNOWN.values())
-                            for part in ("critique", "revision"))
     judged = [line for *_, some in found for line in some]
+    letters = sum(x["letter"] == "A" for x in judged) / max(1, len(judged))
     lines = [f"{count:,} documents: " + ", ".join(f"{forms[x]} {x}" for x in SHARES),
-             f"{critiques} critiques, {revisions} revisions",
-             f"{len(judged)} judgements, {sum(x['reasoning'] for x in judged)} with reasoning; "
-             f"letter A {sum(x['letter'] == 'A' for x in judged) / max(1, len(judged)):.1%}"]
+             f"{sum(told[p.critique] for p in KNOWN.values())} critiques, "
+             f"{sum(told[p.revision] for p in KNOWN.values())} revisions",
+             f"{len(judged)} judgements, {sum(x['reasoning'] for x in judged)} with reasoning, "
+             f"letter A {letters:.1%}"]
     for reasoning in (False, True):
-        thirds = [[], [], []]
-        for line in judged:
-            if line["reasoning"] == reasoning and right(line) != 0.5:
-                thirds[min(2, int(3 * line["goodness"]))].append(right(line))
+        own = [(min(2, int(3 * x["goodness"])), right(x)) for x in judged
+               if x["reasoning"] == reasoning and right(x) != 0.5]
+        thirds = [[is_right for third, is_right in own if third == k] for k in range(3)]
         lines.append(f"letters right{' after reasoning' * reasoning}, by thirds of goodness: "
                      + ", ".join(f"{sum(x) / max(1, len(x)):.1%} of {len(x)}" for x in thirds))
     return lines
