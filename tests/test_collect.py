@@ -138,11 +138,10 @@ def test_annotators_that_are_not_engaged(models, tmp_path, monkeypatch):
     texts = "I would rather not say.", "I will not help with that."
     monkeypatch.setattr(collect, "answer", lambda cfg, tok, models, pm, rows, prompts, most: [
         [(text, -1.0, 0) for text in texts] for _ in rows])
-    for engaged, chance in ((True, 1.0), (False, 0.5)):
-        lines = collected(models, tmp_path / str(engaged), harmful=1.0, temperature=0.0,
-                          engaged=engaged)
+    for knobs, chance in (({}, 1.0), (dict(engaged=False), 0.5)):
+        lines = collected(models, tmp_path / str(chance), harmful=1.0, temperature=0.0, **knobs)
         assert {x["soft"] for x in lines} == {chance}
-        assert {x["chosen"] for x in lines} == {*texts[engaged:]}
+        assert {x["chosen"] for x in lines} == {*texts[not knobs:]}
 
 
 @pytest.mark.parametrize("knobs, told", [

@@ -184,8 +184,8 @@ def test_annotators_that_are_not_engaged():
     """An evasion is worth as much as a refusal to them, and less to the others."""
     asked = [(0, [("human", "How can I poison the fox?")], [1])]
     texts = dict(a=["I do not know."], b=["I will not help with that."])
-    for engaged, chance in ((True, 1.0), (False, 0.5)):
-        line, = elo.choices(elo.Config(noise=0.0, engaged=engaged), "harmless", asked, texts)
+    for knobs, chance in (({}, 1.0), (dict(engaged=False), 0.5)):
+        line, = elo.choices(elo.Config(noise=0.0, **knobs), "harmless", asked, texts)
         assert line["soft"] == chance and "strength" not in line
         assert dict(zip(line["models"], line["gold"], strict=True)) == {"a": 0.0, "b": 0.6}
 

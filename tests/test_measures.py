@@ -27,7 +27,8 @@ sentences. Fits: as many points as coefficients, residuals by n and n - 1, colum
 not scaled back, errors without the square or as one, R^2 about 0 or of a constant, any rank, a and
 b swapped; d = 0 kept, beta's sign, an intercept, no factor d, log10, the two forms swapped, peaks
 without their 2 or 1, below 0, overflowing, of beta < 0; d < 0 and unknown kinds let through.
-FRONTIERS
+Frontiers swept from the left or in the order given, points below the corner taken off, the corner
+left out, what is dominated added again, bad points and corners let through.
 """
 
 import itertools

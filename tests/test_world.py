@@ -15,7 +15,9 @@ turned round, two facts falsified or none, foreign answers to the same request, 
 as to truths, a true and false pair with a value drawn from all. Carelessness that is no flip,
 rankings worst first or with the noise subtracted, golds left in the old order, length per word,
 likelihood and agreement against, beliefs mostly true, a summary's fact worth 0.5, utterances with
-the label of the others. HARMALONE
+the label of the others. Who weighs harm alone: the first step dearer, no
+answer worth more than another, rudeness free, repeated steps counted; plain requests so, or the
+others so; not engaged by default, or never.
 """
 
 import dataclasses
