@@ -40,7 +40,7 @@ import preference
 import sft
 from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
                     total, write_atomically)
-from critic import feedback, revise, spoken
+from critic import check_examples, feedback, revise, spoken
 from data import principles, world
 from data.lines import write_lines
 from data.tokenizer import join, loads, parse_prompt
@@ -188,6 +188,7 @@ def habits(pairs):
     and of those that hold the commonest sentence. The mean gold harmlessness.
     """
     found = [{m[0] for m in world.meanings(*x)} for x in pairs]
+    sentences = [world.split_sentences(x) for _, x in pairs]
 
     def share(test):
         return sum(map(test, found)) / len(found)
@@ -197,7 +198,7 @@ def habits(pairs):
         complies=share(lambda m: "step" in m), preaches=share(lambda m: "preachy" in m),
         evades=share(lambda m: not m & {"step", "why", "alternative"}),
         rude=share(lambda m: "rude" in m),
-        commonest=commonest([world.split_sentences(x) for _, x in pairs])[0])
+        commonest=commonest(sentences)[0] if any(sentences) else 0.0)
 
 
 def told_rounds(run, lines):
@@ -236,6 +237,9 @@ def supervised(cfg, run, found):
 
 def told_feedback(run, lines):
     """What there is to know about labels: position bias, confidence, agreement with gold."""
+    if not lines:
+        raise UserError("feedback: no pair of different answers to ask about; does the policy give "
+                        "each prompt one answer?")
     first, second = (torch.tensor([x["orders"][i] for x in lines]) for i in (0, 1))
     found = dict(position_bias=position_bias(first, second),
                  confidence=sum(x["soft"] for x in lines) / len(lines))
@@ -252,17 +256,22 @@ def split(lines):
     return lines[:cut], lines[cut:]
 
 
-def pm_lines(cfg, labels):
-    """Lines to learn and to test on: AI labels, made --hard or held by --clamp, and the helpful
-    comparisons of annotators. Their harmless ones are not read.
-    """
-    ai = [dict(x, soft=label(x["soft"], cfg.hard, cfg.clamp))
-          for x in preference.read_comparisons(labels)]
+def helpful_choices(cfg):
+    """The helpful comparisons of annotators. Their harmless ones are not used."""
     people = [dict(x, soft=1.0) for x in preference.read_comparisons(cfg.data)
               if x.get("objective") == "helpful"]
     if not people:
         raise UserError(f"{cfg.data}: no line with objective 'helpful'; collect some first")
-    return [x + y for x, y in zip(split(ai), split(people))]
+    return people
+
+
+def pm_lines(cfg, labels):
+    """Lines to learn and to test on: AI labels, made --hard or held by --clamp, and people's."""
+    ai = preference.read_comparisons(labels)
+    if any(x.get("tranche") != "ai" for x in ai):
+        raise UserError(f"{labels}: not the feedback of constitution.py; name such a folder")
+    ai = [dict(x, soft=label(x["soft"], cfg.hard, cfg.clamp)) for x in ai]
+    return [x + y for x, y in zip(split(ai), split(helpful_choices(cfg)))]
 
 
 def preference_model(cfg, run, labels):
@@ -304,6 +313,10 @@ def check(cfg):
                                 f"{least}")
     if not 0.5 <= cfg.clamp <= 1:
         raise UserError(f"--clamp {cfg.clamp}: from 0.5 to 1; 0.6 holds labels in 0.4 to 0.6")
+    if not cfg.temperature > 0:
+        raise UserError(f"--temperature {cfg.temperature}: above 0")
+    if cfg.samples % min(ppo.Config.minibatch, cfg.samples):
+        raise UserError(f"--samples {cfg.samples}: a multiple of {ppo.Config.minibatch}, or less")
     if bool(cfg.prompts) != bool(cfg.plain):
         raise UserError("--prompts and --plain: both, or the toy world's own")
 
@@ -315,6 +328,9 @@ def train(cfg):
     if run.finished:
         return print(f"constitution: {run.dir} is finished, skipped") if rank == 0 else None
     found = constitution_of(cfg)
+    check_examples(cfg)                                  # now, and not after hours
+    if cfg.iterations:
+        helpful_choices(cfg)
     policy = cfg.sl or supervised(cfg, run, found)                             # 1. 2. 3.
     labels = cfg.labels
     if cfg.iterations:

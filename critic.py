@@ -71,6 +71,15 @@ def examples_of(path, shots):
     return listed, ""
 
 
+def check_examples(cfg):
+    """UserError unless there are --shots examples of each kind that the run will show."""
+    kinds = ("revise" if cfg.critique else "bare",) if cfg.rounds and not cfg.sl else ()
+    if cfg.iterations and not cfg.labels:
+        kinds += ("reason" if cfg.reason else "judge",)
+    for kind in kinds:
+        examples_of(cfg.examples, cfg.shots)[0](keyed("check"), kind)
+
+
 def drawn(found, *key):
     """One of the principles, uniform: a function of the key."""
     return found[int(keyed(*key, "principle").integers(len(found)))]
