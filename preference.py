@@ -280,6 +280,9 @@ def show_scores(run, model, tok, rows):
 
 def own_lines(cfg, seed, count):
     """`count` of the world's own comparisons."""
+    if not 0 <= cfg.harmful <= 1 or cfg.harmful == 1 and cfg.edits:
+        raise UserError(f"--harmful {cfg.harmful}: from 0 to 1; 1 with --edits 0 only: an answer "
+                        "about harm holds no fact")
     return [world.pretraining_pair(seed, i, cfg.foreign, cfg.edits, cfg.harmful)
             for i in range(count)]
 
