@@ -161,7 +161,7 @@ def told(monkeypatch):
         cfg, model = replace(CFG, **knobs), JUDGE if judge else gpt(3, 768)
         with monkeypatch.context() as patch:
             patch.setattr(critic, "spoken", lambda cfg, tok, model, prompts, rows, *key: [
-                (getattr(told, key[-1])(r), True) for r in rows])
+                (getattr(told, key[-1])(r), True) for r in rows])   # at temperature 1
             if judge:
                 patch.setattr(critic, "prefers_first", said)
             return feedback(cfg, found, TOK, "policy", model, ask_of(*talks), rows)
@@ -277,9 +277,9 @@ def test_reasoning_comes_between_the_question_and_the_letter(told, monkeypatch):
     """Two requests an order: to think, and, with the reasoning as a turn of its own, the letter."""
     thought = []
 
-    def respond(model, tok, prompts, new, uniform):
+    def respond(model, tok, prompts, new, uniform, temperature):
         thought.extend(turns_of(ids)[1] for ids in prompts)
-        assert uniform.shape == (len(prompts), CFG.new)
+        assert uniform.shape == (len(prompts), CFG.new) and temperature == CFG.temperature
         return [(f"(A) is {turns_of(ids)[1][-3][1][4:]}.<|eot|>", False) for ids in prompts]
 
     letters = []
@@ -312,7 +312,7 @@ def quiet(monkeypatch):
     """A model that always says the same; what it was asked in quiet."""
     seen = []
 
-    def respond(model, tok, prompts, new, uniform):
+    def respond(model, tok, prompts, new, uniform, temperature):
         seen.extend(turns_of(ids)[1] for ids in prompts)
         return [("A text.", True)] * len(prompts)
 
@@ -325,7 +325,7 @@ def test_principles_are_drawn_evenly_and_independently(told, monkeypatch):
     N = 1280
     judged = told(lambda *_: 0.5, range(N), chunk=N)
     with monkeypatch.context() as patch:
-        patch.setattr(critic, "spoken", lambda cfg, tok, model, ids, *_: [("x", True)] * len(ids))
+        patch.setattr(critic, "respond", lambda model, tok, ids, *_, **__: [("x", True)] * len(ids))
         patch.setattr(critic, "request_ids", lambda *_: [0])
         lines = revise(replace(CFG, rounds=3), FOUND, TOK, gpt(), ask_of(ASK), range(N))
     number = {p.name: i for i, p in enumerate(FOUND)}
@@ -413,7 +413,7 @@ def test_no_text_can_end_its_turn_or_forge_another(kind, tmp_path):
 def test_answers_of_all_kinds_go_through(quiet, told, monkeypatch):
     """Revisions and comparisons of such texts are kept as they are, in lines that can be read."""
     for evil in EVIL[:-1]:
-        monkeypatch.setattr(critic, "respond", lambda model, tok, ids, *_, evil=evil: [
+        monkeypatch.setattr(critic, "respond", lambda model, tok, ids, *_, evil=evil, **__: [
             (evil, True)] * len(ids))
         line, = revise(CFG, FOUND, TOK, gpt(), ask_of(TALK), [0])
         assert line["answers"] == [evil] * 3 and line["kept"] == (2 if not evil else 0)
@@ -555,8 +555,9 @@ def says(monkeypatch):
     def run(script, rows=(0,), talk=TALK, **knobs):
         run.seen, calls = [], iter(script)
 
-        def respond(model, tok, prompts, new, uniform):
+        def respond(model, tok, prompts, new, uniform, temperature):
             assert new == CFG.new and uniform.shape == (len(rows), new)
+            assert temperature == (CFG.temperature if run.seen else 1)
             run.seen.append([turns_of(ids)[1] for ids in prompts])
             return [next(calls) for _ in prompts]
 
@@ -608,7 +609,7 @@ def test_examples_are_of_the_kind_that_is_asked_for(monkeypatch):
     """And others in each row and round; the critique and its revision see the same ones."""
     seen = []
 
-    def respond(model, tok, prompts, new, uniform):
+    def respond(model, tok, prompts, new, uniform, temperature):
         seen.append([turns_of(ids)[1] for ids in prompts])
         return [("A text.", True)] * len(prompts)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = float(os.environ.get("NANOHH_PATIENCE", 1))  # times all limits, on a busy machine
 SCRIPTS = ("pretrain", "distill", "collect", "preference", "ppo", "eval", "sample", "analyze",
-           "feedback", "online", "elo", "harm", "ood", "benchmark")
+           "feedback", "online", "elo", "harm", "ood", "benchmark", "constitution")
 STAGES = ("pretrain", "distill", "collect", "pmp", "pm", "ppo")  # in the pipeline's order
 
 # 10 optimizer steps each, checkpoints between them, and micro-batches that do not divide a batch
