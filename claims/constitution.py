@@ -37,25 +37,26 @@ def areas(rows, variant):
             for r, corner in zip(of(rows, variant), corners, strict=True)]
 
 
-def over_path(rows, variant, key):
-    """{mean sqrt(KL) of a station: (mean, error, seeds)} of the stations that all seeds have."""
-    paths = [r["path"] for r in of(rows, variant)]
-    out = {}
-    for stations in zip(*paths):
-        root = mean_se([x["root"] for x in stations])[0]
-        out[round(root, 3)] = (*mean_se([x[key] for x in stations]), len(stations))
+def over_stations(paths, x, y):
+    """{mean x: (mean y, error, seeds)} of paths' stations over seeds, in their order; x and y are
+    keys of a station. Where seeds differ in their snapshots: those that all have, and the ends.
+    """
+    shared, out = min(map(len, paths), default=1) - 1, {}
+    for i, some in enumerate(zip(*(path[:shared] + path[-1:] for path in paths))):
+        at = mean_se([s[x] for s in some])[0] + 1e-9 * i          # equal means stay two points
+        out[at] = (*mean_se([s[y] for s in some]), len(some))
     return out
+
+
+def over_path(rows, variant, key):
+    """`over_stations` of a variant: a number over sqrt(KL)."""
+    return over_stations([r["path"] for r in of(rows, variant)], "root", key)
 
 
 def frontier_panel(title, x_label, y_label, points):
     """A panel of paths in a plane: points {label: [stations of a seed, each (x, y)]}."""
-    lines = {}
-    for label, paths in points.items():
-        lines[label] = {}
-        for stations in zip(*paths):
-            x, y = zip(*stations)
-            lines[label][round(mean_se(x)[0], 4)] = (*mean_se(y), len(y))
-    return title, x_label, y_label, lines, True
+    return title, x_label, y_label, {
+        label: over_stations(paths, 0, 1) for label, paths in points.items()}, True
 
 
 def gold_panel(rows):
@@ -168,9 +169,7 @@ def verdict_a05(rows):
     told = "; ".join("{} {} -> {}".format(RUNS[n], *(
         told_of([r["harm"][n][i][1] for r in own], "") for i in (0, -1))) for n in RUNS)
     panel = ("predicted harmfulness", "sqrt(KL)", "0 to 4", {
-        RUNS[n]: {round(mean_se([x[0] for x in stations])[0], 3): (
-            *mean_se([x[1] for x in stations]), len(own))
-            for stations in zip(*(r["harm"][n] for r in own))} for n in RUNS})
+        RUNS[n]: over_stations([r["harm"][n] for r in own], 0, 1) for n in RUNS})
     holds = [rises(change["helpful"], 0.1), *(rises([-x for x in change[n]], 0.1)
                                               for n in ("hh", "rl", "reason"))]
     return verdict(holds, own, told, [panel])
