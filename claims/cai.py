@@ -20,10 +20,11 @@ seed has its own choices, PMs, revisions, labels and policies.
 """
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+
+import torch
 
 import collect
 import constitution
@@ -46,7 +47,7 @@ from critic import revise
 from data import principles, world
 from data.tokenizer import parse_prompt
 from elo import OBJECTIVES
-from measures import mean_se, sigmoid
+from measures import mean_se
 
 SNAPSHOTS = "0.4,0.8,1.2,1.6,2,2.4,2.8"       # sqrt(KL) from the start of RL
 STEPS = 3600
@@ -172,12 +173,11 @@ def told_pm(cfg, pm, seed):
     lines = preference.read_comparisons(chosen(cfg, seed, "test", sl(cfg, seed), 800, harmful=1.0,
                                                tranche="cai test"))
     kept, scores, _ = preference.score_lines(load(pm)[1], load(pm)[0], lines)
-    chance = [sigmoid(a - b) for a, b in scores]
-    right = [(p > 0.5) == (x["gold"][0] > x["gold"][1]) for p, x in zip(chance, kept)
+    right = [(a > b) == (x["gold"][0] > x["gold"][1]) for (a, b), x in zip(scores, kept)
              if x["gold"][0] != x["gold"][1]]
-    nats = [-x["soft"] * math.log(p) - (1 - x["soft"]) * math.log(1 - p)
-            for p, x in zip(chance, kept)]
-    return dict(gold=sum(right) / len(right), nats=sum(nats) / len(nats))
+    soft = torch.tensor([x["soft"] for x in kept], dtype=torch.float64)
+    nats = preference.preference_loss(*torch.tensor(scores, dtype=torch.float64).T, soft)
+    return dict(gold=sum(right) / len(right), nats=nats.mean().item())
 
 
 def told_labels(folder):
