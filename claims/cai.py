@@ -143,6 +143,11 @@ def sl(cfg, seed):
     return str(Path(cai(cfg, seed, "sl", iterations=0).out) / "sl")
 
 
+def reinforced(cfg, seed, variant):
+    """Folder of a variant's run from SL-CAI with labels of its own."""
+    return Path(cai(cfg, seed, variant, sl=sl(cfg, seed), **KNOBS[variant]).out)
+
+
 # ---------------------------------------------------------------- what is measured
 
 def look(cfg, path, seed):
@@ -210,7 +215,7 @@ def relabelled(cfg, seed, name, lines):
 
 def people(cfg, seed):
     """The lines of `rl` with annotators' choices in place of AI labels; how often these agree."""
-    lines, out = preference.read_comparisons(own(cfg, seed, "rl") / "feedback"), []
+    lines, out = preference.read_comparisons(reinforced(cfg, seed, "rl") / "feedback"), []
     for i, line in enumerate(lines):
         judged = world.judge(world.keyed("people", seed, i), line["prompt"],
                              [line["chosen"], line["rejected"]])
@@ -263,7 +268,7 @@ KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6),
 
 def cai_unit(cfg, seed, variant):
     of = LABELS_OF.get(variant)
-    labels = own(cfg, seed, of) / "feedback" if of else ""
+    labels = reinforced(cfg, seed, of) / "feedback" if of else ""
     return rl(cfg, seed, variant, labels, **KNOBS[variant])
 
 
@@ -273,7 +278,7 @@ def stations_of(cfg, seed):
     found = dict(helpful=(begin, helpful_only(cfg, seed)[0]),
                  hh=(begin, both_kinds(cfg, seed, False)[0]),
                  **{"hh engaged": (begin, both_kinds(cfg, seed, True)[0])},
-                 **{name: (after, own(cfg, seed, name) / "rl") for name in ("rl", "reason")})
+                 **{x: (after, reinforced(cfg, seed, x) / "rl") for x in ("rl", "reason")})
     return {name: stations(*two) for name, two in found.items()}
 
 
