@@ -274,10 +274,9 @@ def pm_lines(cfg, labels):
     return [x + y for x, y in zip(split(ai), split(helpful_choices(cfg)))]
 
 
-def preference_model(cfg, run, labels):
-    """The folder of the PM that learns AI labels for harmlessness, annotators' for helpfulness."""
+def preference_model(cfg, run, learn, test):
+    """The folder of the PM that learns these lines."""
     folder = Path(cfg.out) / "pm"
-    learn, test = pm_lines(cfg, labels)
     if run.rank == 0:
         preference.write_comparisons({folder / "learn.jsonl": learn, folder / "test.jsonl": test})
     total(0)
@@ -338,7 +337,8 @@ def train(cfg):
                                 partial(feedback, cfg, found))                 # 4.
         if rank == 0 and not cfg.labels:
             told_feedback(run, lines_in(labels))
-        reinforced(cfg, policy, preference_model(cfg, run, labels))            # 5. 6.
+        pm = preference_model(cfg, run, *pm_lines(cfg, labels))                # 5.
+        reinforced(cfg, policy, pm)                                            # 6.
     run.save(1, finished=True)
 
 

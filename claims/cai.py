@@ -126,14 +126,19 @@ def generated(cfg, seed):
     return str(folder)
 
 
-def cai(cfg, seed, name, **knobs):
-    """The Config of a run of constitution.py, which is done."""
-    asked = constitution.Config(**{**dict(
+def asked_of(cfg, seed, name, **knobs):
+    """The Config of a run of constitution.py."""
+    return constitution.Config(**{**dict(
         init=base(cfg), policy=helpful_only(cfg, seed)[0], data=helpful_choices(cfg, seed),
         pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
         helpful_count=few(cfg, 1500), pairs=few(cfg, 3000), iterations=few(cfg, 60),
         generated=generated(cfg, seed), snapshots=SNAPSHOTS, seed=seed, device=cfg.device),
         **knobs})
+
+
+def cai(cfg, seed, name, **knobs):
+    """The Config of a run of constitution.py, which is done."""
+    asked = asked_of(cfg, seed, name, **knobs)
     constitution.train(asked)
     return asked
 
@@ -197,20 +202,19 @@ def told_labels(folder):
                     world.preference(*x["gold"]) for x in lines)])[0])
 
 
-def rl(cfg, seed, name, labels="", **knobs):
-    """A variant's numbers: its path, its PM, its labels."""
-    start = sl(cfg, seed)
-    run = cai(cfg, seed, name, sl=start, labels=str(labels), **knobs)
-    own_labels = {} if labels else dict(labels=told_labels(Path(run.out) / "feedback"))
-    return dict(path=path_of(cfg, start, Path(run.out) / "rl", seed),
-                pm=told_pm(cfg, str(Path(run.out) / "pm"), seed), **own_labels)
+def told_run(cfg, seed, run):
+    """The numbers of a run from SL-CAI: its path, its PM."""
+    return dict(path=path_of(cfg, sl(cfg, seed), Path(run.out) / "rl", seed),
+                pm=told_pm(cfg, str(Path(run.out) / "pm"), seed))
 
 
-def relabelled(cfg, seed, name, lines):
-    """Folder of lines as another run's feedback."""
-    folder = own(cfg, seed, f"labels-{name}")
-    preference.write_comparisons({folder / "comparisons.jsonl": lines})
-    return folder
+def others(cfg, seed, name, lines):
+    """The numbers of RL from SL-CAI where these lines take the place of AI labels."""
+    run, start = asked_of(cfg, seed, name), sl(cfg, seed)
+    both = zip(*map(constitution.split, (lines, constitution.helpful_choices(run))))
+    pm = constitution.preference_model(run, SimpleNamespace(rank=0), *(x + y for x, y in both))
+    constitution.reinforced(run, start, pm)
+    return told_run(cfg, seed, run)
 
 
 def people(cfg, seed):
@@ -221,13 +225,13 @@ def people(cfg, seed):
                              [line["chosen"], line["rejected"]])
         out.append(dict(judged, soft=1.0))
     same = [x["chosen"] == y["chosen"] for x, y in zip(lines, out)]
-    return relabelled(cfg, seed, "people", out), sum(same) / len(same)
+    return out, sum(same) / len(same)
 
 
-def text_lines(cfg, seed):
+def text_lines(cfg):
     """As many judgements of the base's own text."""
-    lines = principles.comparisons(0, few(cfg, 6000))[:few(cfg, 3000)]
-    return relabelled(cfg, seed, "text", [dict(x, soft=1.0) for x in lines])
+    lines = principles.comparisons(0, few(cfg, 7000))[:few(cfg, 3000)]
+    return [dict(x, soft=1.0) for x in lines]
 
 
 # ---------------------------------------------------------------- the variants
@@ -255,8 +259,8 @@ def sl_unit(cfg, seed):
 
 
 def people_unit(cfg, seed):
-    labels, agree = people(cfg, seed)
-    return dict(rl(cfg, seed, "people", labels), agree=agree)
+    lines, agree = people(cfg, seed)
+    return dict(others(cfg, seed, "people", lines), agree=agree)
 
 
 LABELS_OF = dict(hard="rl", **{"reason 80": "reason", "reason free": "reason"})
@@ -268,8 +272,10 @@ KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6),
 
 def cai_unit(cfg, seed, variant):
     of = LABELS_OF.get(variant)
-    labels = reinforced(cfg, seed, of) / "feedback" if of else ""
-    return rl(cfg, seed, variant, labels, **KNOBS[variant])
+    labels = str(reinforced(cfg, seed, of) / "feedback") if of else ""
+    run = cai(cfg, seed, variant, sl=sl(cfg, seed), labels=labels, **KNOBS[variant])
+    told = {} if of else dict(labels=told_labels(Path(run.out) / "feedback"))
+    return dict(told_run(cfg, seed, run), **told)
 
 
 def stations_of(cfg, seed):
@@ -332,7 +338,7 @@ VARIANTS = {
     "sl": sl_unit,
     **{name: partial(cai_unit, variant=name) for name in KNOBS},
     "people": people_unit,
-    "text": lambda cfg, seed: rl(cfg, seed, "text", text_lines(cfg, seed)),
+    "text": lambda cfg, seed: others(cfg, seed, "text", text_lines(cfg)),
     "elo": elo_unit,
     "harm": harm_unit,
 }
