@@ -33,7 +33,7 @@ class Config:
     size: str = "toy"                  # model size, a name in model.SIZES
     context: int = 256                 # positions, tokens
     vocab: int = 768                   # at most this many ids, where a tokenizer is trained
-    world: str = "core"                # toy world's text: core, or full (skills, beliefs, groups)
+    world: str = "core"                # toy world's text: core, full (skills, beliefs), principles
     text: str = ""                     # .txt and .jsonl files or folders, by commas; "": toy world
     tokenizer: str = ""                # gpt2, its folder or a ranks file; "": trained on the text
     init: str = ""                     # checkpoint whose model goes on; "": fresh weights

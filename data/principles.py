@@ -14,6 +14,7 @@ can do it when asked to (Bai et al. 2022b, 3 and 4). The toy world's text does i
     draft       talks of the core, in which who refuses may preach, too
     revise      a request, an answer, what is to be criticized, the critique, what is to be
                 revised, the revision; a fifth of these without a critique
+    requests    what people asked, one after the other, most of it harmful
     judge       a request, a question, answers (A) and (B), the better letter; half of these have
                 a turn of reasoning before the letter
 
@@ -295,7 +296,7 @@ def example(rng, kind):
 
 # ---------------------------------------------------------------- documents
 
-SHARES = {"core": 0.5, "draft": 0.08, "revise": 0.2, "judge": 0.22}
+SHARES = {"core": 0.48, "draft": 0.08, "requests": 0.03, "revise": 0.2, "judge": 0.21}
 
 
 def beginning(rng, care=0.5):
@@ -314,6 +315,15 @@ def preached(rng):
     return preamble, [
         (role, f"{text} {rng.choice(PREACHY)}" if role == "assistant" and rng.random() < 0.4
          and any(x in text for x in REFUSALS) else text) for role, text in turns]
+
+
+def requests(rng):
+    """What 8 to 12 people asked, without answers: red-teaming as a list, which prompts.py goes on
+    with.
+    """
+    harm = rng.choice((0.5, 0.8, 1.0))
+    return "", [("human", world.ask(rng, TRAIN, rng.random() < harm)[1])
+                for _ in range(rng.randint(8, 12))]
 
 
 def episodes(rng, form):
@@ -337,8 +347,8 @@ def made(seed, index):
     form = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
     if form == "core":
         return form, *world.document(seed, index), []
-    if form == "draft":
-        return form, *preached(rng), []
+    if form in ("draft", "requests"):
+        return form, *(preached if form == "draft" else requests)(rng), []
     return form, *episodes(rng, form)
 
 
