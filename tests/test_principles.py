@@ -1,13 +1,14 @@
 """data/principles.py: a constitution's file, faults by hand, people who are careful or are not.
 
-Proved alive by: a name, a part or a text that the file may have twice, lack or leave empty, the line
-counted from 0 or one on; each fault that looks at another class, any reason or offer that will do,
-repetition and facts that don't stray; repairs that keep compliance or an evasion, strike out more,
-put a refusal where one is, or say why before it; people half as careless, or the good careless; help
-with harm before what is looked for; a careless critic that always names something or is always
-obeyed; weights and temperatures moved, reasoning that tells the contrary, of the other answer, or
-is left out of account; letters turned round, leaning to A, answers changed over; held-out animals;
-comparisons by no letter; preambles against goodness, goodness uniform; who does not refuse preaches.
+Proved alive by: a name, a part or a text that the file may have twice, lack or leave empty, the
+line counted from 0 or one on; each fault that looks at another class, any reason or offer that will
+do, repetition and facts that don't stray; repairs that keep compliance or an evasion, strike out
+more, put a refusal where one is, or say why before it; people half as careless, or the good
+careless; help with harm before what is looked for; a careless critic that always names something or
+is always obeyed; weights and temperatures moved, reasoning that tells the contrary, or of the other
+answer; letters of the careless like the others', turned round, leaning to A, answers changed over;
+held-out animals; comparisons by no letter; preambles against goodness, goodness uniform; who
+doesn't refuse preaches; documents by index alone, or by `hash`.
 """
 
 import hashlib

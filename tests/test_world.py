@@ -7,17 +7,17 @@ Mutations tried, each caught here: every number of the gold utility moved, repet
 that count as repetition, 'It' always the request's animal, wrong facts free in harmful requests,
 refusing after complying rewarded, any reason or offer rewarded, a follow-up that forgets or never
 changes its animal, a request that survives the next turn, sentences split at commas, held-out
-animals in prompts or foreign answers, keys without the index or from `hash`, preference at half
-the temperature or the wrong way round, golds not turned with the choice, `soft` of the other side,
-ties that go to the first, the worse answer chosen, goodness ignored for each of lies, rudeness,
-compliance, evasion, reasons, offers and manners, false facts in documents of facts, verdicts
-turned round, two facts falsified or none, foreign answers to the same request, reactions to lies
-as to truths, a true and false pair with a value drawn from all. Carelessness that is no flip,
-rankings worst first or with the noise subtracted, golds left in the old order, length per word,
-likelihood and agreement against, beliefs mostly true, a summary's fact worth 0.5, utterances with
-the label of the others. Who weighs harm alone: the first step dearer, no
-answer worth more than another, rudeness free, repeated steps counted; plain requests so, or the
-others so; not engaged by default, or never.
+animals in prompts or foreign answers, keys without the index or from `hash`, preference at half the
+temperature or the wrong way round, golds not turned with the choice, `soft` of the other side, ties
+that go to the first, the worse answer chosen, goodness ignored for each of lies, rudeness,
+compliance, evasion, reasons, offers and manners, false facts in documents of facts, verdicts turned
+round, two facts falsified or none, foreign answers to the same request, reactions to lies as to
+truths, a true and false pair with a value drawn from all. Carelessness that is no flip, rankings
+worst first or with the noise subtracted, golds left in the old order, length per word, likelihood
+and agreement against, beliefs mostly true, a summary's fact worth 0.5, utterances with the label of
+the others. Who weighs harm alone: the first step dearer, no answer worth more than another,
+rudeness free, repeated steps counted; plain requests so, or the others so; not engaged by default,
+or never.
 """
 
 import dataclasses
