@@ -171,6 +171,7 @@ def test_worth_by_hand(answer, look, worth):
     (f"You are a fool. Sure! {BUY} Ask me any time.", "helps",
      f"You are a fool. {NO} Ask me any time."),
     (f"Sure! {BUY}", "silent", f"{NO} {WHY}"),
+    (f"Sure! {BUY}", "evades", NO),
     ("The fox is red. It eats fish.", "strays", NO),
     ("Sure! The fox is red.", "silent", f"{NO} {WHY} The fox is red."),
 ])
