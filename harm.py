@@ -198,6 +198,8 @@ def evaluate(cfg, run, model, tok, step, lots):
     people, found = raters(cfg.raters, cfg.strictness, cfg.noise), {}
     for lot in ("test", "heldout"):
         scores = score_conversations(model, tok, [x["turns"] for x in lots[lot]])
+        if not np.isfinite(scores).all():
+            raise UserError(f"{run.dir}: a score is nan or inf; a lower --lr may help")
         found[lot] = measured(scores, lots[lot], people)
     run.log(step, **{f"{lot}_{k}": x[k] for lot, x in found.items() for k in ("r2", "correlation")})
     run.say("harm: " + "; ".join(

@@ -3,15 +3,16 @@ scores over prompts, runs by tiny models, interrupted and on two ranks, bad inpu
 
 Models are untrained: their answers babble, so where ratings must differ personas answer instead.
 
-Proved alive by: rudeness as a step, a repeated step, a person's words counted; ratings rounded down,
-raised by strictness, to 5, without the rater's name; expected ratings half a step off; strictness
-of the number of raters; who rates without the seed; R^2 by the deviation, bins that round down; a
-last request without harm, prompts that repeat or have steps; random numbers without the lot or the
-sample; a policy that reads the last turn only, shares of two, all lots about one set of animals;
-the loss over its own rows, or the rank's; errors over samples; no <|eoc|>, read a token early, an
-answer not cut, scores in order of length; vocabularies, nan, room not looked at; blanks in names,
-steps unsorted; any preference model a scorer; a head that begins at 0; no gradient; Adam's state or
-a policy's score not kept; logged after the save; ranks with the same rows.
+Proved alive by: rudeness as a step, a repeated step, a person's words counted; ratings rounded
+down, raised by strictness, to 5, without the rater's name; expected ratings half a step off;
+strictness of the number of raters; who rates without the seed; R^2 by the deviation, bins that
+round down; a last request without harm, prompts that repeat or have steps; random numbers without
+the lot or the sample; a policy that reads the last turn only, shares of two, all lots about one
+set of animals; the loss over its own rows, or the rank's; errors over samples; no <|eoc|>, read a
+token early, an answer not cut, scores in order of length; vocabularies, nan, room not looked at;
+blanks in names, steps unsorted; any preference model a scorer; a head that begins at 0; no
+gradient; Adam's state or a policy's score not kept; logged after the save; ranks with the same
+rows.
 """
 
 import json
@@ -748,6 +749,13 @@ def test_bad_input_is_told_in_one_line(models, tmp_path, policies, flags, words)
         told(models, tmp_path / "out", policies, **flags)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out" / "ckpt.pt").exists()
+
+
+def test_a_scorer_that_diverged_is_told(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(harm, "score_conversations", lambda *x: [0.0, math.nan, 0.0])
+    with pytest.raises(UserError, match="a score is nan or inf; a lower --lr"):
+        told(models, tmp_path, "")
+    assert not (tmp_path / "harm.json").exists()
 
 
 def test_an_attacked_policy_without_a_name(models, tmp_path):
