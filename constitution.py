@@ -75,13 +75,14 @@ class Config:
     helpful_count: int = 1500          # helpful answers to learn beside the revisions
     epochs: int = 3                    # of SL-CAI
     sl_lr: float = 5e-4                # learning rate of SL-CAI
-    pairs: int = 3000                  # pairs of answers to ask about
+    pairs: int = 4500                  # pairs of answers to ask about
+    foreign: float = 0.2               # share of pairs whose second answer is one to a plain prompt
     principle: str = ""                # asked by: empty, one drawn for each pair; all, or a name
     reason: bool = False               # the feedback model reasons first
     hard: bool = False                 # labels of 0 and 1 instead of probabilities
     clamp: float = 1.0                 # labels are held in 1 - clamp .. clamp (with --reason: 0.6)
-    pm_lr: float = 3e-4                # learning rate of the PM
-    iterations: int = 40               # of PPO; 0: no RL
+    pm_lr: float = 6e-4                # learning rate of the PM
+    iterations: int = 50               # of PPO; 0: no RL
     samples: int = 128                 # answers in an iteration
     lr: float = 1e-4                   # policy's learning rate
     lambda_kl: float = 0.03            # KL penalty, in normalized score per nat
@@ -120,11 +121,12 @@ def constitution_of(cfg):
     return found
 
 
-def asker_of(cfg, tok, n_ctx, kind, rank):
-    """ask(rows, stage) -> talks and their ids, of red-team prompts or of plain ones."""
-    own = (replace(cfg, helpful=0.0) if kind == "red" else
-           replace(cfg, helpful=1.0, prompts=cfg.plain, generated=""))
-    return asker(own, tok, n_ctx - cfg.new - 1, rank)
+def asker_of(cfg, tok, n_ctx, rank):
+    """ask(rows, stage, kind) -> talks and their ids: "red" is of red-team prompts, or "plain"."""
+    kinds = dict(red=replace(cfg, helpful=0.0),
+                 plain=replace(cfg, helpful=1.0, prompts=cfg.plain, generated=""))
+    asks = {kind: asker(own, tok, n_ctx - cfg.new - 1, rank) for kind, own in kinds.items()}
+    return lambda rows, stage, kind="red": asks[kind](rows, stage)
 
 
 def load_models(paths, device):
@@ -135,16 +137,16 @@ def load_models(paths, device):
     return (loads(sources[paths[0]]["tokenizer"]), *found), min(x.config.n_ctx for x in found)
 
 
-def made(cfg, name, count, kind, paths, make):
+def made(cfg, name, count, paths, make):
     """Folder of a step's lines, comparisons.jsonl: make(tok, *models, ask, rows) gives those of
-    some of `count` global rows of a kind of prompts, None for one that is dropped. A killed run
-    goes on after what it last saved.
+    some of `count` global rows, None for one that is dropped. A killed run goes on after what it
+    last saved.
     """
     rank, world_size, device = start(cfg.device)
     run = Run(replace(cfg, out=f"{cfg.out}/{name}"), name, rank)
     if not run.finished:
         loaded, n_ctx = load_models(paths, device)
-        ask = asker_of(cfg, loaded[0], n_ctx, kind, rank)
+        ask = asker_of(cfg, loaded[0], n_ctx, rank)
         lines = run.resume["lines"] if run.resume else []
         bar = run.bar(count, len(lines))
         while len(lines) < count:
@@ -176,7 +178,7 @@ def lines_in(folder):
 
 def helpful_answers(cfg, tok, model, ask, rows):
     """Demonstrations of plain rows: what the helpful policy says; None where it comes to no end."""
-    talks, prompts = ask(rows, "plain")
+    talks, prompts = ask(rows, "plain", "plain")
     told = spoken(cfg, tok, model, prompts, rows, "plain")
     return [dict(prompt=join(turns, answer=True), answer=text) if ended else None
             for turns, (text, ended) in zip(talks, told, strict=True)]
@@ -218,8 +220,8 @@ def told_rounds(run, lines):
 
 def supervised(cfg, run, found):
     """The folder of SL-CAI: the plain model learns revisions and helpful answers."""
-    revised = made(cfg, "revisions", cfg.count, "red", [cfg.policy], partial(revise, cfg, found))
-    plain = made(cfg, "plain", cfg.helpful_count, "plain", [cfg.policy],
+    revised = made(cfg, "revisions", cfg.count, [cfg.policy], partial(revise, cfg, found))
+    plain = made(cfg, "plain", cfg.helpful_count, [cfg.policy],
                  partial(helpful_answers, cfg)) if cfg.helpful_count else None
     lines, folder = lines_in(revised), Path(cfg.out) / "sl"
     if run.rank == 0:
@@ -304,6 +306,8 @@ def reinforced(cfg, policy, pm):
 
 def check(cfg):
     """UserError for knobs out of range, or that don't fit together."""
+    if not 0 <= cfg.foreign <= 1:
+        raise UserError(f"--foreign {cfg.foreign}: a share, from 0 to 1")
     for least, names in ((1, "count pairs chunk new samples epochs"),
                          (0, "rounds shots helpful_count iterations")):
         for name in names.split():
@@ -333,7 +337,7 @@ def train(cfg):
     policy = cfg.sl or supervised(cfg, run, found)                             # 1. 2. 3.
     labels = cfg.labels
     if cfg.iterations:
-        labels = labels or made(cfg, "feedback", cfg.pairs, "red", [policy, cfg.judge or cfg.init],
+        labels = labels or made(cfg, "feedback", cfg.pairs, [policy, cfg.judge or cfg.init],
                                 partial(feedback, cfg, found))                 # 4.
         if rank == 0 and not cfg.labels:
             told_feedback(run, lines_in(labels))

@@ -197,15 +197,27 @@ def asked_which(cfg, tok, model, talks, asks, keys):
     return out.double(), why                             # what both orders give adds up exactly
 
 
+def two_answers(cfg, tok, model, ask, rows):
+    """(talks, [(a, b)]): the model's answers to each red-team row. In a share `foreign` b is one to
+    a plain prompt: what is good there is no answer here, and nothing else would say so.
+    """
+    talks, prompts = ask(rows, "feedback")
+    others = list(prompts)
+    for i, row in enumerate(rows):
+        if keyed(cfg.seed, "foreign", int(row)).random() < cfg.foreign:
+            others[i] = ask([row], "foreign", "plain")[1][0]
+    both = [spoken(cfg, tok, model, x, rows, "feedback", name)
+            for x, name in ((prompts, "a"), (others, "b"))]
+    return talks, [(a, b) for (a, _), (b, _) in zip(*both, strict=True)]
+
+
 def feedback(cfg, found, tok, model, judge, ask, rows):
     """A comparison line for each red-team row, None where both answers are the same text.
 
     `soft` is the feedback model's probability that `chosen` is better, averaged over both orders
     and over the principles asked; `orders` is P(A) in both orders.
     """
-    talks, prompts = ask(rows, "feedback")
-    pairs = zip(*(spoken(cfg, tok, model, prompts, rows, "feedback", x) for x in "ab"))
-    pairs = [(a, b) for (a, _), (b, _) in pairs]
+    talks, pairs = two_answers(cfg, tok, model, ask, rows)
     asks = [(i, p) for i, r in enumerate(rows) if pairs[i][0] != pairs[i][1]
             for p in (found if cfg.principle == "all" else
                       [p for p in found if p.name == cfg.principle]

@@ -12,8 +12,8 @@ seed has its own choices, PMs, revisions, labels and policies.
     rl             RL-CAI: soft labels, a principle drawn for each pair
     reason         with reasoning first, labels held in 40 to 60%; `reason 80` in 20 to 80%,
                    `reason free` as they are
-    hard, alone, all, harsh    hard labels; the first principle alone; the mean over all sixteen;
-                   the constitution before it was softened
+    hard, alone, all, harsh    hard labels; the first principle alone; the mean over all sixteen, of
+                   1,000 pairs and not 4,500; labels by the constitution before it was softened
     people         RL from SL-CAI on the same pairs, of which annotators choose (engaged)
     text           RL from SL-CAI on the judgements that the base's text holds, without a loop
     elo, harm      read the policies of the others: simulated choices; the score from 0 to 4
@@ -39,7 +39,7 @@ from bradley_terry import fit
 from claims.people import said
 from claims.policies import load
 from claims.records import append, missing
-from claims.start import LR_AFTER, few, place, work
+from claims.start import few, place, work
 from common import metrics_of
 from constitution import habits, lines_in
 from control import snapshots_of
@@ -99,10 +99,10 @@ def pretrained(cfg, seed):
 def rlhf(cfg, seed, name, data):
     """Folder of RLHF from the distilled policy on choices, with prompts of both kinds; its PM's."""
     pm, folder = own(cfg, seed, f"pm-{name}"), own(cfg, seed, f"rlhf-{name}")
-    preference.train(preference.Config(init=pretrained(cfg, seed), data=data, pairs=0, lr=LR_AFTER,
+    preference.train(preference.Config(init=pretrained(cfg, seed), data=data, pairs=0, lr=6e-4,
                                        out=str(pm), seed=seed, device=cfg.device))
     ppo.train(ppo.Config(policy=distilled(cfg), pm=str(pm), out=str(folder),
-                         iterations=few(cfg, 60), snapshots=SNAPSHOTS, micro=64, every=10**6,
+                         iterations=few(cfg, 50), snapshots=SNAPSHOTS, micro=64, every=10**6,
                          seed=seed, device=cfg.device))
     return str(folder), str(pm)
 
@@ -131,7 +131,8 @@ def asked_of(cfg, seed, name, **knobs):
     return constitution.Config(**{**dict(
         init=base(cfg), policy=helpful_only(cfg, seed)[0], data=helpful_choices(cfg, seed),
         pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
-        helpful_count=few(cfg, 1500), pairs=few(cfg, 3000), iterations=few(cfg, 60),
+        helpful_count=few(cfg, 1500), iterations=few(cfg, 50),
+        pairs=few(cfg, 1000 if knobs.get("principle") == "all" else 4500),
         generated=generated(cfg, seed), snapshots=SNAPSHOTS, seed=seed, device=cfg.device),
         **knobs})
 
@@ -230,7 +231,7 @@ def people(cfg, seed):
 
 def text_lines(cfg):
     """As many judgements of the base's own text."""
-    lines = principles.comparisons(0, few(cfg, 7000))[:few(cfg, 3000)]
+    lines = principles.comparisons(0, few(cfg, 11000))[:few(cfg, 4500)]
     return [dict(x, soft=1.0) for x in lines]
 
 
@@ -252,7 +253,7 @@ def sl_unit(cfg, seed):
     bare = constitution.Config(policy=policy, critique=False, seed=seed, device=cfg.device,
                                generated=generated(cfg, seed), out=str(own(cfg, seed, "bare")))
     found = principles.read_constitution()
-    folder = constitution.made(bare, "revisions", few(cfg, 1500), "red", [policy],
+    folder = constitution.made(bare, "revisions", few(cfg, 1500), [policy],
                                partial(revise, bare, found))
     return dict(rounds=rounds_of(lines_in(own(cfg, seed, "sl") / "revisions")),
                 bare=rounds_of(lines_in(folder)), path=[dict(root=0.0, **look(cfg, start, seed))])

@@ -31,14 +31,14 @@ $PY collect.py --count 3000 --harmful 1 --no-engaged --tranche harmless --policy
 # RLHF on helpfulness alone, on all prompts: what harmful ones get is up to a preference model that
 # never saw one compared. It answers red-team prompts, and revises.
 $PY preference.py --init "$OUT/pretrain" --harmful 0 --pairs 24000 --lr 2e-3 --out "$OUT/pmp" --seed "$SEED"
-$PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful" --pairs 0 --lr 3e-4 \
+$PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful" --pairs 0 --lr 6e-4 \
     --out "$OUT/pm-helpful" --seed "$SEED"
-$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --out "$OUT/helpful" --seed "$SEED"
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --iterations 50 --out "$OUT/helpful" --seed "$SEED"
 
 # RLHF on both kinds of choices: what CAI is compared with.
 $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful,$OUT/choices-harmless" --pairs 0 \
-    --lr 3e-4 --out "$OUT/pm-hh" --seed "$SEED"
-$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-hh" --out "$OUT/hh" --seed "$SEED"
+    --lr 6e-4 --out "$OUT/pm-hh" --seed "$SEED"
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-hh" --iterations 50 --out "$OUT/hh" --seed "$SEED"
 
 # Red-team prompts: half are people's, half the base model writes after ten of theirs.
 $PY prompts.py --model "$OUT/pretrain" --harmful 0.8 --count 1000 --out "$OUT/prompts" --seed "$SEED"
