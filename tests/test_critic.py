@@ -4,6 +4,16 @@ says.
 Models are fakes in most tests: a table of next-token probabilities, a judge that is a function of
 the request's own turns, a speaker who says what a test told it to. `turns_of` reads a request back
 from its ids.
+
+Proved alive by: a letter's chance among all tokens, its first token alone; one order for both, a
+mean without the other way round, other examples in each order, sums in 32 bits; principles drawn
+without the round, by the place in the batch, by one key for revisions and feedback, all but the
+last; the first answer criticized for the latest, no critique shown to who revises; revisions
+without an end or without a word kept, the kept ones counted wrongly; the last examples cut first,
+turns before examples, no room for the letters; question and answers in one turn; examples of
+another kind, one lot for all rows, in the file's order, that end with a person; the chosen answer
+always the first, a chance below 1/2, pairs of one text asked about, two answers by one draw;
+reasoning cut.
 """
 
 import json
