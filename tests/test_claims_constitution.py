@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from claims import cai, constitution, pages, people, policies, records
-from claims.records import less
 from data import principles, world
 from data.tokenizer import join
 from test_claims_rl import of, unsure
@@ -400,3 +399,457 @@ def test_a_caption_says_the_axes_of_both_kinds_of_panels():
     for panel in (turning(), turning()[:4]):
         told = pages.caption("A04", RULES["A04"], [panel, ("bars", "", "share", {})])
         assert told == f"A04, {RULES['A04'].says}. plane: harmless against helpful; bars: share"
+
+
+# ---------------------------------------------------------------- what is measured, by hand
+
+def comparison(chosen, rejected, soft=0.9, **more):
+    return dict(prompt=HARMFUL, chosen=chosen, rejected=rejected, soft=soft, **more)
+
+
+def written(folder, lines):
+    """A folder of comparison lines, prompts as they are on disk."""
+    cai.preference.write_comparisons({Path(folder) / "comparisons.jsonl": lines})
+    return folder
+
+
+def metrics(folder, *kls):
+    Path(folder).mkdir(parents=True)
+    Path(folder, "metrics.jsonl").write_text("".join(
+        json.dumps(dict(step=i, kl=x)) + "\n" for i, x in enumerate(kls)))
+    return folder
+
+
+def test_stations_are_the_start_the_snapshots_and_the_end(here):
+    metrics("a", 9.0, 2.25)
+    for x in ("0.4", "10", "1.2"):
+        Path(f"a/snapshot-{x}.pt").touch()
+    assert cai.stations("start", "a") == [
+        (0.0, "start"), (0.4, "a/snapshot-0.4.pt"), (1.2, "a/snapshot-1.2.pt"),
+        (10.0, "a/snapshot-10.pt"), (1.5, "a")]
+    assert cai.stations("b", metrics("c", 4.0, -0.1)) == [(0.0, "b"), (0.0, "c")]
+    assert [float(x) for x in cai.SNAPSHOTS.split(",")] == pytest.approx(np.arange(1, 8) * 0.4)
+
+
+def test_a_look_at_a_policy(monkeypatch):
+    """Helpfulness of plain prompts, harmlessness and habits of harmful ones."""
+    red = f"The fox is {world.FACTS['fox']['color']}."
+    pairs = [(PLAIN, red), (PLAIN, EVADE), (HARMFUL, f"Sure! {STEP}"), (HARMFUL, NO),
+             (HARMFUL, f"{NO} {world.PREACHY[0]}"), (HARMFUL, EVADE)]
+    monkeypatch.setattr(cai, "said", lambda cfg, path, seed: pairs if seed == 5 else [])
+    found = cai.look(CFG, Path("x"), 5)
+    assert found.pop("helpful") == pytest.approx((1.0 - 0.8) / 2)
+    assert found.pop("harmless") == pytest.approx((-1.6 + 0.6 + 0.3 + 0) / 4)
+    assert found == dict(refuses_plain=0.5, complies=0.25, preaches=0.25, evades=0.75, rude=0.0,
+                         commonest=0.5)
+    monkeypatch.setattr(cai, "stations", lambda start, folder: [(0.0, start), (0.4, folder)])
+    monkeypatch.setattr(cai, "look", lambda cfg, path, seed: dict(path=path, seed=seed))
+    assert cai.path_of(CFG, "a", "b", 3) == [dict(root=0.0, path="a", seed=3),
+                                             dict(root=0.4, path="b", seed=3)]
+
+
+def test_rounds_are_of_each_answer():
+    lines = [dict(prompt=join(HARMFUL, answer=True), answers=[STEP, EVADE, NO]),
+             dict(prompt=join(PLAIN + [("assistant", "No."), *HARMFUL], answer=True),
+                  answers=[NO, EVADE, f"{NO} {world.RUDE[0]}"])]
+    found = cai.rounds_of(lines)
+    assert [x["gold"] for x in found] == pytest.approx([(-1.6 + 0.6) / 2, 0.0, (0.6 + 0.0) / 2])
+    assert [x["complies"] for x in found] == [0.5, 0, 0]
+    assert [x["evades"] for x in found] == [0.5, 1, 1] and [x["rude"] for x in found] == [0, 0, 0.5]
+    assert [x["commonest"] for x in found] == [0.5, 1, 1]
+
+
+def test_labels_by_hand(here):
+    """P(A) in both orders: 0.9 and 0.3 prefer (A) by 0.1 and are 0.2 apart; 0.5 and 0.3 prefer (B)
+    by 0.1. A tie in gold has no better answer; two annotators agree on it in half.
+    """
+    orders, golds = [(0.9, 0.3), (0.5, 0.3), (0.8, 0.8)], [(0.6, 0.0), (0.0, 0.6), (0.6, 0.6)]
+    lines = [comparison(NO, STEP, soft, orders=o, gold=g)
+             for soft, o, g in zip((0.8, 0.6, 0.5), orders, golds)]
+    p = 1 / (1 + math.exp(-1))                                      # 0.6 gold at temperature 0.6
+    assert cai.told_labels(written("labels", lines)) == pytest.approx(dict(
+        sure=1.9 / 3, first=(0.1 - 0.1 + 0.3) / 3, apart=(0.2 + 0.2 + 0.6) / 3, gold=0.5,
+        two=(2 * (p * p + (1 - p) ** 2) + 0.5) / 3))
+
+
+@pytest.fixture
+def fake_pm(monkeypatch, here):
+    """told_pm(lines, scores): a PM that gives them; asked: what was collected."""
+    asked = []
+
+    def told(lines, scores, seed=4):
+        def chosen(cfg, *args, **knobs):
+            asked.append((*args, knobs))
+            return str(written("test", lines))
+
+        def score_lines(model, tok, found):
+            assert (model, tok) == ("model pm", "tok pm") and len(found) == len(lines)
+            return found, scores, {}
+
+        monkeypatch.setattr(cai, "chosen", chosen)
+        monkeypatch.setattr(cai, "sl", lambda cfg, seed: f"sl {seed}")
+        monkeypatch.setattr(cai, "load", lambda path: (f"tok {path}", f"model {path}"))
+        monkeypatch.setattr(cai.preference, "score_lines", score_lines)
+        return cai.told_pm(CFG, "pm", seed)
+
+    told.asked = asked
+    return told
+
+
+def test_a_pm_against_gold_and_annotators(fake_pm):
+    """Scores ln 3 apart are a chance of 3/4; ties in gold don't count for the share."""
+    third = math.log(3)
+    lines = [comparison(NO, STEP, 0.9, gold=[0.6, -1.6]), comparison(NO, EVADE, 0.6, gold=[0, 0.6]),
+             comparison(EVADE, "Yes.", 0.5, gold=[0, 0]), comparison(STEP, NO, 0.2, gold=[-1, 0.6])]
+    found = fake_pm(lines, [[2 + third, 2.0], [third, 0.0], [1.0, 1.0], [0.0, third]])
+    near, far = -math.log(0.75), -math.log(0.25)
+    assert found == pytest.approx(dict(gold=2 / 3, nats=(
+        0.9 * near + 0.1 * far + 0.6 * near + 0.4 * far + math.log(2) + 0.2 * far + 0.8 * near
+    ) / 4))
+    assert fake_pm.asked == [(4, "test", "sl 4", 800, dict(harmful=1.0, tranche="cai test"))]
+    sure = fake_pm(lines[:1], [[100.0, 0.0]])                      # the other has chance e^-100
+    assert sure == pytest.approx(dict(gold=1.0, nats=10.0)) and json.dumps(sure)
+
+
+def test_a_pm_of_the_annotators_own_chances_is_nearest(fake_pm):
+    """Then the cross-entropy is the entropy."""
+    chances = (0.9, 0.6, 0.2)
+    lines = [comparison(NO, STEP, p, gold=[1, 0]) for p in chances]
+    own = [[math.log(p / (1 - p)), 0.0] for p in chances]
+    least = fake_pm(lines, own)["nats"]
+    assert least == pytest.approx(-sum(p * math.log(p) + (1 - p) * math.log(1 - p)
+                                       for p in chances) / 3)
+    for shift in (-0.5, 0.5):
+        assert fake_pm(lines, [[a + shift, b] for a, b in own])["nats"] > least
+
+
+def test_annotators_choose_in_place_of_the_feedback_model(here, monkeypatch):
+    """Of pairs in which it always preferred help with harm."""
+    monkeypatch.setattr(cai, "reinforced", lambda cfg, seed, variant: Path(f"{variant} {seed}"))
+    lines = [comparison(STEP, NO, 0.7, gold=[-1.6, 0.6], objective="harmless", orders=[0.7, 0.3],
+                        annotator="constitution") for _ in range(400)]
+    written("rl 3/feedback", lines)
+    folder, agree = cai.people(CFG, 3)
+    assert folder == Path("out/claims/cai-3/labels-people")
+    found = cai.preference.read_comparisons(folder)
+    wrong = [x for x in found if x["chosen"] == STEP]
+    assert len(found) == 400 and agree == len(wrong) / 400
+    assert agree == pytest.approx(world.preference(-1.6, 0.6), abs=0.02) and wrong
+    for x in found:
+        assert {x["chosen"], x["rejected"]} == {STEP, NO} and x["prompt"] == HARMFUL
+        assert (x["soft"], x["annotator"], x["objective"]) == (1.0, "simulated", "harmless")
+        assert x["gold"] == ([-1.6, 0.6] if x["chosen"] == STEP else [0.6, -1.6])
+    written("rl 4/feedback", lines)
+    assert [x["chosen"] for x in cai.preference.read_comparisons(cai.people(CFG, 4)[0])] != [
+        x["chosen"] for x in found]
+
+
+def test_relabelled_lines_are_anothers_feedback(here):
+    lines = [comparison(NO, STEP, 1.0, extra=1)]
+    folder = cai.relabelled(QUICK, 2, "x", lines)
+    assert folder == Path("out/quick/cai-2/labels-x")
+    assert cai.preference.read_comparisons(folder) == lines
+    assert cai.preference.read_comparisons(cai.relabelled(QUICK, 2, "x", lines)) == lines
+
+
+@pytest.mark.parametrize("cfg, count", [(CFG, 3000), (QUICK, 375)])
+def test_judgements_of_the_text_are_as_many_as_pairs(here, cfg, count):
+    """The base's text is that of seed 0."""
+    found = cai.preference.read_comparisons(cai.text_lines(cfg, 1))
+    some = principles.comparisons(0, 100)
+    assert len(found) == count and 20 < len(some) < 375
+    assert [(x["prompt"], x["chosen"], x["rejected"]) for x in found[:len(some)]] == [
+        (x["prompt"], x["chosen"], x["rejected"]) for x in some]
+    assert {x["soft"] for x in found} == {1.0} and {x["objective"] for x in found} == {"harmless"}
+
+
+# ---------------------------------------------------------------- which runs are asked for
+
+STAGES = (("collect", "collect"), ("constitution", "train"), ("distill", "train"),
+          ("harm", "train"), ("ppo", "train"), ("preference", "train"), ("pretrain", "train"),
+          ("prompts", "generate_prompts"))
+
+
+@pytest.fixture
+def asked(here, monkeypatch):
+    """Stand-ins: {folder: the Config that it was asked for}. A folder is asked for once, or alike.
+    """
+    made = {}
+
+    def keep(stage):
+        def train(cfg):
+            assert made.setdefault(cfg.out, cfg) == cfg, cfg.out
+            if stage == "harm":
+                names = [x.partition("=")[0] for x in cfg.policies]
+                Path(cfg.out).mkdir(parents=True)
+                Path(cfg.out, "harm.json").write_text(json.dumps(dict(tests=7, policies={
+                    n: dict(mean=i, success=-i) for i, n in enumerate(names)})))
+        return train
+
+    for module, name in STAGES:
+        monkeypatch.setattr(getattr(cai, module), name, keep(module))
+    fakes = dict(
+        look=lambda cfg, path, seed: dict(policy=str(path)), lines_in=lambda folder: str(folder),
+        rounds_of=lambda folder: folder, told_pm=lambda cfg, pm, seed: pm,
+        told_labels=lambda folder: str(folder), metrics_of=lambda folder: [dict(kl=4.0)],
+        snapshots_of=lambda folder: [Path(folder, "snapshot-0.4.pt")])
+    for name, fake in fakes.items():
+        monkeypatch.setattr(cai, name, fake)
+    monkeypatch.setattr(cai.constitution, "made", lambda cfg, name, *args: made.setdefault(
+        f"{cfg.out}/{name}", (cfg, args)) and f"{cfg.out}/{name}")
+    monkeypatch.setattr(cai.preference, "read_comparisons", lambda path: [
+        dict(prompt=HARMFUL, chosen=NO, rejected=STEP, soft=0.6)])
+    monkeypatch.setattr(cai.principles, "comparisons", lambda *args: [comparison(NO, STEP)])
+    return made
+
+
+def run(asked, variant, seed=1, cfg=CFG):
+    """A variant's line; its folders are short names in `asked`."""
+    row = cai.VARIANTS[variant](cfg, seed)
+    for name in [x for x in asked if x.startswith(f"out/claims/cai-{seed}/")]:
+        asked[name.removeprefix(f"out/claims/cai-{seed}/")] = asked[name]
+    return row
+
+
+AT = "out/claims/cai-1/"
+BASE, START = "out/cai/pretrain", "out/cai/distill"
+
+
+def test_a_policy_of_helpful_choices_alone(asked):
+    row = run(asked, "helpful")
+    base, start = asked[BASE], asked[START]
+    assert (base.world, base.size, base.context, base.vocab) == ("principles", "micro", 512, 1024)
+    assert (base.steps, base.seed, start.init) == (cai.STEPS, 0, BASE)
+    choices, pmp, pm, ppo = (asked[x] for x in ("choices-helpful", "pmp", "pm-helpful",
+                                                "rlhf-helpful"))
+    assert (choices.policy, choices.harmful, choices.count, choices.seed) == (START, 0.0, 3000, 1)
+    assert (pmp.init, pmp.harmful, pmp.pairs, pmp.data) == (BASE, 0.0, 8000, "")
+    assert (pm.init, pm.data, pm.pairs, pm.soft) == (AT + "pmp", AT + "choices-helpful", 0, False)
+    assert (ppo.policy, ppo.pm, ppo.helpful, ppo.iterations) == (START, AT + "pm-helpful", 1.0, 60)
+    assert ppo.snapshots == cai.SNAPSHOTS
+    assert row["pm"] == AT + "pm-helpful" and [x["policy"] for x in row["path"]] == [
+        START, AT + "rlhf-helpful/snapshot-0.4.pt", AT + "rlhf-helpful"]
+    assert [x["root"] for x in row["path"]] == [0.0, 0.4, 2.0]
+
+
+@pytest.mark.parametrize("variant, name, engaged", [("hh", "hh", False),
+                                                    ("hh engaged", "hh-engaged", True)])
+def test_rlhf_on_both_kinds(asked, variant, name, engaged):
+    """The annotators alone differ; the PM reads both kinds, PPO asks both."""
+    row = run(asked, variant)
+    choices = asked[f"choices-{name}"]
+    assert (choices.engaged, choices.harmful, choices.count) == (engaged, 1.0, 3000)
+    assert (choices.policy, choices.tranche, choices.seed) == (START, "harmless", 1)
+    assert asked["choices-helpful"].harmful == 0.0 and asked["choices-helpful"].engaged
+    assert asked[f"pm-{name}"].data == f"{AT}choices-helpful,{AT}choices-{name}"
+    assert asked[f"pm-{name}"].init == AT + "pmp"
+    assert (asked[f"rlhf-{name}"].helpful, asked[f"rlhf-{name}"].policy) == (0.6, START)
+    assert asked[f"rlhf-{name}"].pm == row["pm"] == f"{AT}pm-{name}"
+    assert row["path"][0]["policy"] == START and row["path"][-1]["policy"] == f"{AT}rlhf-{name}"
+
+
+def test_sl_cai_and_revisions_without_a_critique(asked):
+    row = run(asked, "sl")
+    own, (bare, (count, kind, paths, make)) = asked["sl"], asked["bare/revisions"]
+    assert (own.init, own.policy, own.data) == (BASE, AT + "rlhf-helpful", AT + "choices-helpful")
+    assert (own.iterations, own.count, own.sl, own.labels, own.seed) == (0, 1500, "", "", 1)
+    assert own.generated == bare.generated == AT + "prompts" and own.critique is not bare.critique
+    for knob in ("rounds", "shots", "temperature", "new", "seed", "policy", "mix", "chunk"):
+        assert getattr(own, knob) == getattr(bare, knob), knob
+    assert (count, kind, paths) == (own.count, "red", [own.policy])
+    assert make.args == (bare, principles.read_constitution())
+    assert (row["rounds"], row["bare"]) == (AT + "sl/revisions", AT + "bare/revisions")
+    assert row["path"] == [dict(root=0.0, policy=AT + "sl/sl")]
+
+
+KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6), "hard": dict(hard=True),
+         "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True, clamp=1.0),
+         "alone": dict(principle="harm"), "all": dict(principle="all"),
+         "harsh": dict(constitution="data/harsh.txt"), "people": {}, "text": {}}
+LABELS = {"hard": "rl/feedback", "reason 80": "reason/feedback", "reason free": "reason/feedback",
+          "people": "labels-people", "text": "labels-text"}
+
+
+@pytest.mark.parametrize("variant", KNOBS)
+def test_what_a_variant_of_rl_cai_asks(asked, variant):
+    """From one SL-CAI; everything but its knobs is at what `rl` has; labels of its own, or those of
+    the variant that it is to be compared with.
+    """
+    plain = run(asked, "rl") and asked["rl"]
+    row, mine, labels = run(asked, variant), asked[variant], LABELS.get(variant, "")
+    assert mine == replace(plain, out=AT + variant, labels=labels and AT + labels, **KNOBS[variant])
+    assert (plain.sl, plain.labels, plain.hard, plain.reason, plain.clamp, plain.principle,
+            plain.constitution) == (AT + "sl/sl", "", False, False, 1.0, "", "")
+    assert (plain.pairs, plain.iterations, plain.pmp, plain.snapshots, plain.helpful) == (
+        3000, 60, AT + "pmp", cai.SNAPSHOTS, 0.6)
+    assert row["pm"] == f"{AT}{variant}/pm" and row["path"][0]["policy"] == AT + "sl/sl"
+    assert row["path"][-1]["policy"] == f"{AT}{variant}/rl"
+    assert row.get("labels") == (None if labels else f"{AT}{variant}/feedback")
+    if "labels" in LABELS.get(variant, ""):
+        assert Path(AT, LABELS[variant], "comparisons.jsonl").exists()
+    else:                                                # made even if they are gone with their run
+        assert labels.removesuffix("/feedback") in ("", *asked)
+
+
+def test_the_variants_are_these():
+    assert principles.read_constitution()[0].name == KNOBS["alone"]["principle"]
+    assert {*KNOBS, "helpful", "hh", "hh engaged", "sl", "elo", "harm"} == set(cai.VARIANTS)
+    order = list(cai.VARIANTS)
+    assert all(order.index(x) > order.index(y.split("/")[0]) for x, y in LABELS.items() if "/" in y)
+    assert order[-2:] == ["elo", "harm"]
+    assert len(principles.read_constitution(Path(principles.HERE, "harsh.txt"))) == 16
+
+
+def test_seeds_share_the_base_and_the_distilled_policy_alone(asked, monkeypatch):
+    """No folder is asked for with two Configs; each Config has its seed, and an eighth when quick.
+    """
+    monkeypatch.setattr(cai, "said", lambda cfg, path, seed: [(PLAIN, NO), (HARMFUL, NO)])
+    for seed in (0, 1):
+        for variant in cai.VARIANTS:
+            cai.VARIANTS[variant](QUICK, seed)
+    once = {x: c for x, c in asked.items() if "/cai-" not in x}
+    assert set(once) == {"out/quick/cai/pretrain", "out/quick/cai/distill"}
+    assert once["out/quick/cai/pretrain"].steps == cai.STEPS // 8
+    own = {x: c for x, c in asked.items() if x not in once and "/revisions" not in x}
+    assert len(own) == 2 * len({x.split("/", 3)[3] for x in own})
+    assert all(f"/cai-{c.seed}/" in x for x, c in own.items())
+    assert {c.iterations for c in own.values() if hasattr(c, "snapshots")} == {7, 0}
+
+
+def test_elo_of_every_station(asked, monkeypatch):
+    """SL-CAI, the start of two runs, is 0; who declines plain requests is below it in helpfulness.
+    Who evades loses by those who prefer who engages, and not where harm alone counts.
+    """
+    good = f"{NO} {world.HARM['trap'][2].format(a='fox')}"
+    told = f"The fox is {world.FACTS['fox']['color']}."
+    texts = {AT + "rlhf-hh": EVADE, AT + "rlhf-helpful": STEP}
+
+    def said(cfg, path, seed):
+        return [(PLAIN, NO if path == START else told)] * 150 + [
+            (HARMFUL, texts.get(path, good))] * 150
+
+    monkeypatch.setattr(cai, "said", said)
+    monkeypatch.setattr(cai, "few", lambda cfg, count: min(count, 30))
+    elo = run(asked, "elo")["elo"]
+    assert list(elo) == list(RUNS) and all(len(x) == 3 for x in elo.values())
+    assert [x[0] for x in elo["hh"]] == [0.0, 0.4, 2.0]
+    assert elo["rl"][0] == elo["reason"][0] == [0.0, 0.0, 0.0, 0.0]
+    assert elo["helpful"][0][1] < -200 and abs(elo["helpful"][2][1]) < 60
+    _, _, engaged, before = elo["hh"][2]
+    assert engaged < -100 < -60 < before < 60
+    assert elo["helpful"][2][2] < -300 and elo["helpful"][2][3] < -200
+    assert abs(elo["hh engaged"][2][2]) < 60
+
+
+def test_elo_plays_the_same_prompts_by_two_kinds_of_annotators(asked, monkeypatch):
+    played = []
+
+    def choices(cfg, kind, prompts, texts):
+        played.append((cfg.noise, cfg.seed, cfg.engaged, kind, len(prompts), prompts[0][1]))
+        assert set(texts) == {"sl", *(f"{r} {i}" for r in RUNS for i in range(3))
+                              } - {"rl 0", "reason 0"}
+        assert {len(x) for x in texts.values()} == {100}
+        assert {x[0] for x in texts.values()} == {"plain" if kind == "helpful" else "harmful"}
+        return [dict(models=[name, "sl"]) for name in texts if name != "sl"]
+
+    monkeypatch.setattr(cai, "said", lambda cfg, path, seed: [(PLAIN, "plain")] * 150 + [
+        (HARMFUL, "harmful")] * 150)
+    monkeypatch.setattr(cai.elo, "choices", choices)
+    run(asked, "elo")
+    assert played == [(0.6, 1, True, "helpful", 100, PLAIN), (0.6, 1, True, "harmless", 100,
+                                                               HARMFUL),
+                      (0.6, 1, False, "harmless", 100, HARMFUL)]
+
+
+def test_harm_of_every_station(asked):
+    """Scores come back to their stations by name."""
+    row = run(asked, "harm")
+    own = asked["harm"]
+    assert own.attacked == f"{BASE},{START},{AT}rlhf-helpful" and own.init == BASE
+    assert (own.count, own.samples, own.seed) == (3000, 32, 1)
+    assert own.policies[:3] == (f"helpful:0={START}", (
+        f"helpful:1={AT}rlhf-helpful/snapshot-0.4.pt"), f"helpful:2={AT}rlhf-helpful")
+    assert own.policies[6] == f"hh-engaged:0={START}" and len(own.policies) == 15
+    assert own.policies[9::3] == (f"rl:0={AT}sl/sl", f"reason:0={AT}sl/sl")
+    assert own.policies[11] == f"rl:2={AT}rl/rl" and own.policies[14] == f"reason:2={AT}reason/rl"
+    assert row["tests"] == 7 and list(row["harm"]) == list(RUNS)
+    assert row["harm"]["hh engaged"] == [[0.0, 6, -6], [0.4, 7, -7], [2.0, 8, -8]]
+    assert cai.harm.policies_of(own.policies)["reason:2"] == AT + "reason/rl"
+
+
+def test_a_unit_with_a_record_is_not_measured_again(here, monkeypatch):
+    """Seed by seed in the order of variants; killed, it goes on with the unit that has no line."""
+    done = []
+
+    def unit(cfg, seed, name):
+        if (seed, name) == (1, "sl") and done.count((seed, name)) == 0:
+            done.append((seed, name))
+            raise KeyboardInterrupt
+        done.append((seed, name))
+        return dict(found=1 / 3)
+
+    monkeypatch.setattr(cai, "VARIANTS", {
+        n: lambda cfg, seed, n=n: unit(cfg, seed, n) for n in cai.VARIANTS})
+    two = SimpleNamespace(**{**vars(CFG), "seeds": 2})
+    with pytest.raises(KeyboardInterrupt):
+        cai.measure(two)
+    assert len(records.records("constitution")) == len(cai.VARIANTS) + 3
+    cai.measure(two)
+    cai.measure(two)
+    lines = records.records("constitution")
+    assert [(r["seed"], r["variant"]) for r in lines] == [
+        (s, v) for s in range(2) for v in cai.VARIANTS]
+    assert lines[0] == dict(seed=0, variant="helpful", found=0.3333)
+    assert max(Counter(done).values()) == 2 and len(done) == 2 * len(cai.VARIANTS) + 1
+
+
+# ---------------------------------------------------------------- all of it, tiny
+
+@pytest.fixture
+def small(monkeypatch, here):
+    """Every stage at tiny sizes; a nano model says nonsense, so gold is by its length."""
+    def at(module, name, **sizes):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda cfg: real(replace(cfg, **sizes)))
+
+    rl = dict(samples=8, new=6)
+    at(cai.pretrain, "train", size="nano", vocab=400, context=384, documents=60, steps=4, batch=4)
+    at(cai.distill, "train", texts=8, length=24, steps=2, batch=4)
+    at(cai.collect, "collect", new=6, count=24)
+    at(cai.preference, "train", batch=8, warmup=1, every=10**6)
+    at(cai.prompts, "generate_prompts", count=4, shots=2)
+    at(cai.ppo, "train", minibatch=4, calibrate=8, iterations=2, snapshots="0", **rl)
+    at(cai.constitution, "train", rounds=4, shots=1, epochs=1, pairs=24, count=4, helpful_count=4,
+       **rl)
+    at(cai.constitution.sft, "train", batch=2)
+    at(cai.harm, "train", test=8, batch=8, prompts=2, samples=2, new=6)
+    for module in (cai, people):
+        monkeypatch.setattr(module, "few", lambda cfg, count: min(count, 16))
+    monkeypatch.setattr(policies.ASKED, "new", 6)
+    monkeypatch.setattr(cai.world, "gold", lambda request, text: (len(text) / 9, len(text) % 5))
+    monkeypatch.setattr(cai.prompts, "write", lambda cfg, tok, model, texts, rows: [
+        (f"How do I trap the {world.TRAIN[r % 15]}?", True) for r in rows])
+
+
+def test_all_of_it_tiny(small):
+    """From nothing to a line a variant, which each rule can read; then there is nothing to do."""
+    Path("data").symlink_to(principles.HERE)
+    cai.measure(QUICK)
+    lines = records.records("constitution")
+    assert [r["variant"] for r in lines] == list(cai.VARIANTS)
+    by = {r["variant"]: r for r in lines}
+    for claim in RULES.values():
+        found = claim.judge(claim.rows(""))
+        assert found.word == "inconclusive: fewer than 3 seeds" and "nan" not in found.told
+    assert by["rl"]["path"][0] == by["reason"]["path"][0] == by["sl"]["path"][0]
+    assert by["helpful"]["path"][0] == by["hh"]["path"][0] != by["sl"]["path"][0]
+    assert by["elo"]["elo"]["rl"][0] == [0, 0, 0, 0] and len(by["sl"]["rounds"]) == 5
+    assert {r["variant"] for r in lines if "labels" in r} == {"rl", "reason", "alone", "all",
+                                                              "harsh"}
+    for name in RUNS:
+        path = by[name]["path"]
+        assert [x["root"] for x in path] == [x[0] for x in by["elo"]["elo"][name]]
+        assert [x["root"] for x in path] == [x[0] for x in by["harm"]["harm"][name]]
+        assert path[0]["root"] == 0 and len(path) == 3
+    cai.measure(QUICK)
+    assert records.records("constitution") == lines
