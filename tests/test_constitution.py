@@ -6,7 +6,8 @@ interrupted.
 Proved alive by: ties hard at 1, a clamp of one side, a bias that is a difference; all of people's
 lines learned, with their own probabilities; a fifth to test on; the first answers learned for the
 last; each rank making all rows, the same rows again, a step begun anew; dropped lines written,
-answers without an end kept.
+answers without an end kept; vocabularies not compared, --judge, --sl or --labels not looked at;
+plain prompts from the red-team file; labels not soft; an offer counted as evasion.
 """
 
 import json
