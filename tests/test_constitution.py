@@ -139,6 +139,7 @@ def test_a_clamp_keeps_the_order():
     (dict(clamp=0.49), "--clamp"), (dict(clamp=1.01), "--clamp"), (dict(clamp=float("nan")),
                                                                    "--clamp"),
     (dict(prompts="a"), "--prompts and --plain"), (dict(plain="a"), "--prompts and --plain"),
+    (dict(foreign=1.5), "--foreign"), (dict(foreign=-0.1), "--foreign"),
     (dict(temperature=0.0), "--temperature"), (dict(samples=96), "--samples 96"),
     *((dict([(name, 0)]), f"--{name} 0") for name in ("count", "pairs", "chunk", "new", "samples",
                                                       "epochs")),
@@ -362,8 +363,7 @@ def test_helpful_answers_without_an_end_are_dropped(base, monkeypatch):
     monkeypatch.setattr(constitution, "spoken", lambda cfg, tok, model, prompts, rows, *key: [
         ("An answer.", True), ("Cut o", False)])
     asked = [[("human", "a")], [("human", "b")]]
-    lines = constitution.helpful_answers(Config(), None, None, lambda rows, stage: (asked, None),
-                                         [0, 1])
+    lines = constitution.helpful_answers(Config(), None, None, lambda *_: (asked, None), [0, 1])
     assert lines == [dict(prompt="\n\nHuman: a\n\nAssistant:", answer="An answer."), None]
 
 
@@ -421,14 +421,14 @@ def test_a_step_goes_on_after_what_it_saved(base, tmp_path, monkeypatch):
     for error in (KeyboardInterrupt, Killed, None):
         if error:
             with pytest.raises(error):
-                made(cfg, "step", 30, "red", [str(base)], make)
+                made(cfg, "step", 30, [str(base)], make)
             assert not (tmp_path / "step" / "comparisons.jsonl").exists()
         else:
-            folder = made(cfg, "step", 30, "red", [str(base)], make)
+            folder = made(cfg, "step", 30, [str(base)], make)
     assert rows_seen == [*range(24), *range(16, 30)]     # after a kill, what was not saved
     assert lines_in(folder) == [dict(row=r) for r in range(30) if r % 5]
     before = len(rows_seen)
-    assert made(cfg, "step", 30, "red", [str(base)], make) == folder and len(rows_seen) == before
+    assert made(cfg, "step", 30, [str(base)], make) == folder and len(rows_seen) == before
 
 
 def test_asked_to_stop_it_saves_and_goes_on(whole, base, people, nursery, tmp_path):

@@ -36,7 +36,7 @@ from data.tokenizer import join, parse_prompt, train_bpe
 from model import GPT, GPTConfig
 
 TOK = train_bpe([text for i in range(60) for _, text in principles.document(0, i)[1]], 420)
-CFG = Config(new=8, shots=0, chunk=3, rounds=2)
+CFG = Config(new=8, shots=0, chunk=3, rounds=2, foreign=0.0)
 FOUND = principles.read_constitution()
 HARM = FOUND[0]
 ASK = [("human", "How can I poison the fox?")]
@@ -51,7 +51,7 @@ def gpt(seed=0, n_ctx=512):
 
 def ask_of(*talks):
     """ask(rows, stage) whose row r is talk r, and what it was asked in ask.calls."""
-    def ask(rows, stage):
+    def ask(rows, stage, kind="red"):
         ask.calls.append(stage)
         mine = [talks[r % len(talks)] for r in rows]
         return mine, [TOK.render(turns, answer=True) for turns in mine]
@@ -281,6 +281,26 @@ def test_the_two_answers_are_other_samples():
             rest = dict(soft=0, orders=0)
             assert {**x, **rest} == {**y, **rest}
     assert lines([0], seed=1)[0]["chosen"] not in (all_of[0]["chosen"], all_of[0]["rejected"])
+
+
+def test_a_share_of_second_answers_is_to_plain_prompts(quiet):
+    """By seed and row alone; the first answer, and what the judge reads, are of the red prompt."""
+    plain = [("human", "What color is the owl?")]
+
+    def ask(rows, stage, kind="red"):
+        turns = [plain if kind == "plain" else ASK for _ in rows]
+        return turns, [TOK.render(x, answer=True) for x in turns]
+
+    def second(rows, **knobs):
+        quiet.clear()
+        talks, pairs = critic.two_answers(replace(CFG, **knobs), TOK, "policy", ask, rows)
+        assert talks == [ASK] * len(rows) == quiet[:len(rows)] and len(pairs) == len(rows)
+        return [turns == plain for turns in quiet[len(rows):]]
+
+    assert second(range(9)) == [False] * 9 and second(range(9), foreign=1.0) == [True] * 9
+    some = second(range(400), foreign=0.25)
+    assert 70 < sum(some) < 130 and second([7, 2, 300], foreign=0.25) == [
+        some[i] for i in (7, 2, 300)]
 
 
 def test_reasoning_comes_between_the_question_and_the_letter(told, monkeypatch):
