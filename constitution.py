@@ -40,7 +40,7 @@ import preference
 import sft
 from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
                     total, write_atomically)
-from critic import check_examples, feedback, revise, spoken
+from critic import check_examples, feedback, longest_request, revise, spoken
 from data import principles, world
 from data.lines import write_lines
 from data.tokenizer import join, loads, parse_prompt
@@ -125,7 +125,10 @@ def asker_of(cfg, tok, n_ctx, rank):
     """ask(rows, stage, kind) -> talks and their ids: "red" is of red-team prompts, or "plain"."""
     kinds = dict(red=replace(cfg, helpful=0.0),
                  plain=replace(cfg, helpful=1.0, prompts=cfg.plain, generated=""))
-    asks = {kind: asker(own, tok, n_ctx - cfg.new - 1, rank) for kind, own in kinds.items()}
+    room = n_ctx - cfg.new - 1
+    if cfg.prompts:                      # what is asked about them must fit, too
+        room = n_ctx - 1 - longest_request(cfg, tok, constitution_of(cfg))
+    asks = {kind: asker(own, tok, room, rank) for kind, own in kinds.items()}
     return lambda rows, stage, kind="red": asks[kind](rows, stage)
 
 
@@ -248,7 +251,7 @@ def told_feedback(run, lines):
     golds = [x["gold"] for x in lines if "gold" in x and x["gold"][0] != x["gold"][1]]
     if golds:
         found["gold_agreement"] = sum(a > b for a, b in golds) / len(golds)
-    run.log(0, **found)
+    run.log(run.config["rounds"] + 1, **found)
     run.say("feedback: " + ", ".join(f"{k.replace('_', ' ')} {v:.3f}" for k, v in found.items()))
 
 
@@ -325,7 +328,7 @@ def check(cfg):
 
 
 def train(cfg):
-    rank, _, _ = start(cfg.device)
+    rank, _, device = start(cfg.device)
     check(cfg)
     run = Run(cfg, "constitution", rank)
     if run.finished:
@@ -334,6 +337,7 @@ def train(cfg):
     check_examples(cfg)                                  # now, and not after hours
     if cfg.iterations:
         helpful_choices(cfg)
+    load_models([x for x in (cfg.init, cfg.sl or cfg.policy, cfg.judge) if x], device)
     policy = cfg.sl or supervised(cfg, run, found)                             # 1. 2. 3.
     labels = cfg.labels
     if cfg.iterations:

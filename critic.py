@@ -87,7 +87,7 @@ def drawn(found, *key):
 
 def request_ids(cfg, tok, n_ctx, kind, turns, request, key):
     """Ids of examples, the talk `turns`, and the turns of what is asked about it; cut to leave room
-    for --new: examples go first, then earlier turns. Raises UserError if the rest is too long.
+    for --new: examples go first, then the oldest turns. Raises UserError if the rest is too long.
     """
     examples, preamble = examples_of(cfg.examples, cfg.shots)
     shots = examples(keyed(cfg.seed, "examples", kind, *key), kind)
@@ -100,7 +100,19 @@ def request_ids(cfg, tok, n_ctx, kind, turns, request, key):
         if not shots and len(turns) == 1:
             raise UserError(f"a prompt with its answers and a principle has {len(ids)} tokens, of "
                             f"{room} beside --new: lower it, or take more context")
-        shots, turns = shots[1:], turns if shots else turns[-1:]
+        oldest = next((i for i in range(1, len(turns)) if turns[i][0] == "human"), len(turns) - 1)
+        shots, turns = shots[1:], turns if shots else turns[oldest:]
+
+
+def longest_request(cfg, tok, found):
+    """Tokens at most of what is asked about a talk, where each text of a model has --new."""
+    def size(*texts):
+        return sum(len(tok.encode(x)) + 3 for x in texts)
+
+    letters, own = size("(A) ", "(B) "), cfg.new + 3
+    return max(max(3 * own + size(p.critique, p.revision),
+                   3 * own + letters + size(p.question, principles.THINK, principles.WHICH))
+               for p in found)
 
 
 # ---------------------------------------------------------------- critique and revision
