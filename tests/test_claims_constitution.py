@@ -529,9 +529,7 @@ def test_annotators_choose_in_place_of_the_feedback_model(here, monkeypatch):
     lines = [comparison(STEP, NO, 0.7, gold=[-1.6, 0.6], objective="harmless", orders=[0.7, 0.3],
                         annotator="constitution") for _ in range(400)]
     written("rl 3/feedback", lines)
-    folder, agree = cai.people(CFG, 3)
-    assert folder == Path("out/claims/cai-3/labels-people")
-    found = cai.preference.read_comparisons(folder)
+    found, agree = cai.people(CFG, 3)
     wrong = [x for x in found if x["chosen"] == STEP]
     assert len(found) == 400 and agree == len(wrong) / 400
     assert agree == pytest.approx(world.preference(-1.6, 0.6), abs=0.02) and wrong
@@ -540,22 +538,13 @@ def test_annotators_choose_in_place_of_the_feedback_model(here, monkeypatch):
         assert (x["soft"], x["annotator"], x["objective"]) == (1.0, "simulated", "harmless")
         assert x["gold"] == ([-1.6, 0.6] if x["chosen"] == STEP else [0.6, -1.6])
     written("rl 4/feedback", lines)
-    assert [x["chosen"] for x in cai.preference.read_comparisons(cai.people(CFG, 4)[0])] != [
-        x["chosen"] for x in found]
-
-
-def test_relabelled_lines_are_anothers_feedback(here):
-    lines = [comparison(NO, STEP, 1.0, extra=1)]
-    folder = cai.relabelled(QUICK, 2, "x", lines)
-    assert folder == Path("out/quick/cai-2/labels-x")
-    assert cai.preference.read_comparisons(folder) == lines
-    assert cai.preference.read_comparisons(cai.relabelled(QUICK, 2, "x", lines)) == lines
+    assert [x["chosen"] for x in cai.people(CFG, 4)[0]] != [x["chosen"] for x in found]
 
 
 @pytest.mark.parametrize("cfg, count", [(CFG, 3000), (QUICK, 375)])
-def test_judgements_of_the_text_are_as_many_as_pairs(here, cfg, count):
+def test_judgements_of_the_text_are_as_many_as_pairs(cfg, count):
     """The base's text is that of seed 0."""
-    found = cai.preference.read_comparisons(cai.text_lines(cfg, 1))
+    found = cai.text_lines(cfg)
     some = principles.comparisons(0, 100)
     assert len(found) == count and 20 < len(some) < 375
     assert [(x["prompt"], x["chosen"], x["rejected"]) for x in found[:len(some)]] == [
@@ -565,6 +554,7 @@ def test_judgements_of_the_text_are_as_many_as_pairs(here, cfg, count):
 
 # ---------------------------------------------------------------- which runs are asked for
 
+read = cai.preference.read_comparisons
 STAGES = (("collect", "collect"), ("constitution", "train"), ("distill", "train"),
           ("harm", "train"), ("ppo", "train"), ("preference", "train"), ("pretrain", "train"),
           ("prompts", "generate_prompts"))
@@ -597,9 +587,11 @@ def asked(here, monkeypatch):
         monkeypatch.setattr(cai, name, fake)
     monkeypatch.setattr(cai.constitution, "made", lambda cfg, name, *args: made.setdefault(
         f"{cfg.out}/{name}", (cfg, args)) and f"{cfg.out}/{name}")
-    monkeypatch.setattr(cai.preference, "read_comparisons", lambda path: [
-        dict(prompt=HARMFUL, chosen=NO, rejected=STEP, soft=0.6)])
-    monkeypatch.setattr(cai.principles, "comparisons", lambda *args: [comparison(NO, STEP)])
+    helpful = [dict(comparison(NO, "Yes."), prompt=PLAIN, objective="helpful")] * 20
+    monkeypatch.setattr(cai.preference, "read_comparisons", lambda path: (
+        helpful if "helpful" in str(path) else [comparison(NO, STEP)] * 20))
+    monkeypatch.setattr(cai.principles, "comparisons", lambda *args: [
+        comparison(NO, STEP, tranche="text")] * 20)
     return made
 
 
@@ -623,7 +615,7 @@ def test_a_policy_of_helpful_choices_alone(asked):
     choices, pmp, pm, ppo = (asked[x] for x in ("choices-helpful", "pmp", "pm-helpful",
                                                 "rlhf-helpful"))
     assert (choices.policy, choices.harmful, choices.count, choices.seed) == (START, 0.0, 3000, 1)
-    assert (pmp.init, pmp.harmful, pmp.pairs, pmp.data) == (BASE, 0.0, 8000, "")
+    assert (pmp.init, pmp.harmful, pmp.data, pmp.seed) == (BASE, 0.0, "", 1)
     assert (pm.init, pm.data, pm.pairs, pm.soft) == (AT + "pmp", AT + "choices-helpful", 0, False)
     assert (ppo.policy, ppo.pm, ppo.helpful, ppo.iterations) == (START, AT + "pm-helpful", 1.0, 60)
     assert ppo.snapshots == cai.SNAPSHOTS
@@ -665,9 +657,8 @@ def test_sl_cai_and_revisions_without_a_critique(asked):
 KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6), "hard": dict(hard=True),
          "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True, clamp=1.0),
          "alone": dict(principle="harm"), "all": dict(principle="all"),
-         "harsh": dict(constitution="data/harsh.txt"), "people": {}, "text": {}}
-LABELS = {"hard": "rl/feedback", "reason 80": "reason/feedback", "reason free": "reason/feedback",
-          "people": "labels-people", "text": "labels-text"}
+         "harsh": dict(constitution="data/harsh.txt")}
+LABELS = {"hard": "rl/feedback", "reason 80": "reason/feedback", "reason free": "reason/feedback"}
 
 
 @pytest.mark.parametrize("variant", KNOBS)
@@ -685,17 +676,35 @@ def test_what_a_variant_of_rl_cai_asks(asked, variant):
     assert row["pm"] == f"{AT}{variant}/pm" and row["path"][0]["policy"] == AT + "sl/sl"
     assert row["path"][-1]["policy"] == f"{AT}{variant}/rl"
     assert row.get("labels") == (None if labels else f"{AT}{variant}/feedback")
-    if "labels" in LABELS.get(variant, ""):
-        assert Path(AT, LABELS[variant], "comparisons.jsonl").exists()
-    else:                                                # made even if they are gone with their run
-        assert labels.removesuffix("/feedback") in ("", *asked)
+    assert labels.removesuffix("/feedback") in ("", *asked)     # made, if it is gone with its run
+
+
+@pytest.mark.parametrize("variant", ["people", "text"])
+def test_what_stands_in_for_ai_labels(asked, variant):
+    """Their lines and helpful choices, of each the last tenth to test; the rest is as in `rl`."""
+    plain = run(asked, "rl") and asked["rl"]
+    row, pm, ppo = run(asked, variant), asked[f"{variant}/pm"], asked[f"{variant}/rl"]
+    learn, test = (read(f"{AT}{variant}/pm/{x}.jsonl") for x in ("learn", "test"))
+    for lines, count in ((learn, 18), (test, 2)):
+        own = [x for x in lines if x["prompt"] == HARMFUL]
+        assert (len(lines), len(own)) == (2 * count, count)
+        assert {x["soft"] for x in lines} == {1.0}
+        assert {x.get("tranche") for x in own} == {"base" if variant == "people" else "text"}
+    assert (pm.init, pm.pairs, pm.lr, pm.seed) == (plain.pmp, 0, plain.pm_lr, 1)
+    assert (pm.data, pm.test) == (f"{AT}{variant}/pm/learn.jsonl", f"{AT}{variant}/pm/test.jsonl")
+    assert (ppo.policy, ppo.pm, ppo.seed) == (plain.sl, f"{AT}{variant}/pm", 1)
+    for knob in ("iterations", "samples", "lr", "lambda_kl", "helpful", "snapshots", "generated",
+                 "mix", "new"):
+        assert getattr(ppo, knob) == getattr(plain, knob), knob
+    assert row["pm"] == f"{AT}{variant}/pm" and row["path"][0]["policy"] == plain.sl
+    assert row["path"][-1]["policy"] == f"{AT}{variant}/rl" and "labels" not in row
 
 
 def test_the_variants_are_these():
     assert principles.read_constitution()[0].name == KNOBS["alone"]["principle"]
-    assert {*KNOBS, "helpful", "hh", "hh engaged", "sl", "elo", "harm"} == set(cai.VARIANTS)
+    assert {*KNOBS, *RUNS, "sl", "people", "text", "elo", "harm"} == set(cai.VARIANTS)
     order = list(cai.VARIANTS)
-    assert all(order.index(x) > order.index(y.split("/")[0]) for x, y in LABELS.items() if "/" in y)
+    assert all(order.index(x) > order.index(y.split("/")[0]) for x, y in LABELS.items())
     assert order[-2:] == ["elo", "harm"]
     assert len(principles.read_constitution(Path(principles.HERE, "harsh.txt"))) == 16
 
