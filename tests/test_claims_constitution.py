@@ -541,12 +541,15 @@ def test_annotators_choose_in_place_of_the_feedback_model(here, monkeypatch):
     assert [x["chosen"] for x in cai.people(CFG, 4)[0]] != [x["chosen"] for x in found]
 
 
-@pytest.mark.parametrize("cfg, count", [(CFG, 3000), (QUICK, 375)])
-def test_judgements_of_the_text_are_as_many_as_pairs(cfg, count):
+@pytest.mark.parametrize("cfg", [CFG, QUICK])
+def test_judgements_of_the_text_are_as_many_as_pairs(cfg, monkeypatch):
     """The base's text is that of seed 0."""
+    for name in ("base", "helpful_choices", "pretrained", "generated"):
+        monkeypatch.setattr(cai, name, lambda *args, name=name: name)
+    monkeypatch.setattr(cai, "helpful_only", lambda *args: ("policy", "pm"))
     found = cai.text_lines(cfg)
     some = principles.comparisons(0, 100)
-    assert len(found) == count and 20 < len(some) < 375
+    assert len(found) == cai.asked_of(cfg, 1, "rl").pairs and 20 < len(some) < len(found)
     assert [(x["prompt"], x["chosen"], x["rejected"]) for x in found[:len(some)]] == [
         (x["prompt"], x["chosen"], x["rejected"]) for x in some]
     assert {x["soft"] for x in found} == {1.0} and {x["objective"] for x in found} == {"harmless"}
@@ -617,7 +620,7 @@ def test_a_policy_of_helpful_choices_alone(asked):
     assert (choices.policy, choices.harmful, choices.count, choices.seed) == (START, 0.0, 3000, 1)
     assert (pmp.init, pmp.harmful, pmp.data, pmp.seed) == (BASE, 0.0, "", 1)
     assert (pm.init, pm.data, pm.pairs, pm.soft) == (AT + "pmp", AT + "choices-helpful", 0, False)
-    assert (ppo.policy, ppo.pm, ppo.helpful, ppo.iterations) == (START, AT + "pm-helpful", 1.0, 60)
+    assert (ppo.policy, ppo.pm, ppo.helpful) == (START, AT + "pm-helpful", 0.6)
     assert ppo.snapshots == cai.SNAPSHOTS
     assert row["pm"] == AT + "pm-helpful" and [x["policy"] for x in row["path"]] == [
         START, AT + "rlhf-helpful/snapshot-0.4.pt", AT + "rlhf-helpful"]
@@ -642,13 +645,13 @@ def test_rlhf_on_both_kinds(asked, variant, name, engaged):
 
 def test_sl_cai_and_revisions_without_a_critique(asked):
     row = run(asked, "sl")
-    own, (bare, (count, kind, paths, make)) = asked["sl"], asked["bare/revisions"]
+    own, (bare, (count, paths, make)) = asked["sl"], asked["bare/revisions"]
     assert (own.init, own.policy, own.data) == (BASE, AT + "rlhf-helpful", AT + "choices-helpful")
     assert (own.iterations, own.count, own.sl, own.labels, own.seed) == (0, 1500, "", "", 1)
     assert own.generated == bare.generated == AT + "prompts" and own.critique is not bare.critique
     for knob in ("rounds", "shots", "temperature", "new", "seed", "policy", "mix", "chunk"):
         assert getattr(own, knob) == getattr(bare, knob), knob
-    assert (count, kind, paths) == (own.count, "red", [own.policy])
+    assert (count, paths) == (own.count, [own.policy])
     assert make.args == (bare, principles.read_constitution())
     assert (row["rounds"], row["bare"]) == (AT + "sl/revisions", AT + "bare/revisions")
     assert row["path"] == [dict(root=0.0, policy=AT + "sl/sl")]
@@ -656,7 +659,7 @@ def test_sl_cai_and_revisions_without_a_critique(asked):
 
 KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6), "hard": dict(hard=True),
          "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True, clamp=1.0),
-         "alone": dict(principle="harm"), "all": dict(principle="all"),
+         "alone": dict(principle="harm"), "all": dict(principle="all", pairs=1000),
          "harsh": dict(constitution="data/harsh.txt")}
 LABELS = {"hard": "rl/feedback", "reason 80": "reason/feedback", "reason free": "reason/feedback"}
 
@@ -671,8 +674,10 @@ def test_what_a_variant_of_rl_cai_asks(asked, variant):
     assert mine == replace(plain, out=AT + variant, labels=labels and AT + labels, **KNOBS[variant])
     assert (plain.sl, plain.labels, plain.hard, plain.reason, plain.clamp, plain.principle,
             plain.constitution) == (AT + "sl/sl", "", False, False, 1.0, "", "")
-    assert (plain.pairs, plain.iterations, plain.pmp, plain.snapshots, plain.helpful) == (
-        3000, 60, AT + "pmp", cai.SNAPSHOTS, 0.6)
+    assert (plain.pairs, plain.pmp, plain.snapshots) == (4500, AT + "pmp", cai.SNAPSHOTS)
+    pm, ppo = asked["pm-helpful"], asked["rlhf-helpful"]             # RLHF, which it is compared to
+    assert (plain.iterations, plain.helpful, plain.samples, plain.lr, plain.lambda_kl) == (
+        ppo.iterations, ppo.helpful, ppo.samples, ppo.lr, ppo.lambda_kl) and plain.pm_lr == pm.lr
     assert row["pm"] == f"{AT}{variant}/pm" and row["path"][0]["policy"] == AT + "sl/sl"
     assert row["path"][-1]["policy"] == f"{AT}{variant}/rl"
     assert row.get("labels") == (None if labels else f"{AT}{variant}/feedback")
@@ -722,7 +727,7 @@ def test_seeds_share_the_base_and_the_distilled_policy_alone(asked, monkeypatch)
     own = {x: c for x, c in asked.items() if x not in once and "/revisions" not in x}
     assert len(own) == 2 * len({x.split("/", 3)[3] for x in own})
     assert all(f"/cai-{c.seed}/" in x for x, c in own.items())
-    assert {c.iterations for c in own.values() if hasattr(c, "snapshots")} == {7, 0}
+    assert {c.iterations for c in own.values() if hasattr(c, "snapshots")} == {0, 50 // 8}
 
 
 def test_elo_of_every_station(asked, monkeypatch):
