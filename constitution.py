@@ -54,7 +54,7 @@ EVERY = 512     # lines of a step between what is saved of them
 @dataclass(frozen=True)
 class Config:
     init: str = "out/laptop/cai/pretrain"  # plain language model: SL-CAI starts from it
-    policy: str = "out/laptop/cai/helpful"  # helpful-only RLHF policy: answers and revises
+    policy: str = "out/laptop/cai/helpful/snapshot-1.2.pt"  # helpful-only RLHF: answers, revises
     data: str = "out/laptop/cai/choices-helpful"  # comparisons: only the helpful ones are read
     pmp: str = ""                      # PM to start from (preference.py --harmful 0); empty: init
     judge: str = ""                    # feedback model; empty: init (CAI: a pretrained model)

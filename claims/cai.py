@@ -4,7 +4,7 @@ A unit is a seed and a variant, 1 to 6 minutes on one core; its line is in
 results/constitution.jsonl. One base and one distilled policy, micro, of the principles' world; a
 seed has its own choices, PMs, revisions, labels and policies.
 
-    helpful        RLHF on helpful choices alone; it is criticized and revised
+    helpful        RLHF on helpful choices alone; at sqrt(KL) 1.2 it answers and revises for SL-CAI
     hh             RLHF on both kinds of choices, by annotators for whom harm alone counts (before
                    the instruction to prefer who engages)
     hh engaged     the same by annotators who prefer who engages
@@ -111,6 +111,13 @@ def helpful_only(cfg, seed):
     return rlhf(cfg, seed, "helpful", helpful_choices(cfg, seed))
 
 
+def reviser(cfg, seed):
+    """Helpful-only RLHF at sqrt(KL) 1.2: further on, a policy of this size forgets how to revise."""
+    folder = helpful_only(cfg, seed)[0]
+    near = [str(x) for x in snapshots_of(folder) if float(x.stem[9:]) <= 1.2]
+    return near[-1] if near else folder
+
+
 def both_kinds(cfg, seed, engaged):
     name = "hh-engaged" if engaged else "hh"
     harmless = chosen(cfg, seed, f"choices-{name}", distilled(cfg), 3000, harmful=1.0,
@@ -129,7 +136,7 @@ def generated(cfg, seed):
 def asked_of(cfg, seed, name, **knobs):
     """The Config of a run of constitution.py."""
     return constitution.Config(**{**dict(
-        init=base(cfg), policy=helpful_only(cfg, seed)[0], data=helpful_choices(cfg, seed),
+        init=base(cfg), policy=reviser(cfg, seed), data=helpful_choices(cfg, seed),
         pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
         helpful_count=few(cfg, 1500), iterations=few(cfg, 50),
         pairs=few(cfg, 1000 if knobs.get("principle") == "all" else 4500),
@@ -249,7 +256,7 @@ def rounds_of(lines):
 
 
 def sl_unit(cfg, seed):
-    start, policy = sl(cfg, seed), helpful_only(cfg, seed)[0]
+    start, policy = sl(cfg, seed), reviser(cfg, seed)
     bare = constitution.Config(policy=policy, critique=False, seed=seed, device=cfg.device,
                                generated=generated(cfg, seed), out=str(own(cfg, seed, "bare")))
     found = principles.read_constitution()

@@ -29,11 +29,12 @@ $PY collect.py --count 3000 --harmful 1 --no-engaged --tranche harmless --policy
     --out "$OUT/choices-harmless" --seed "$SEED"
 
 # RLHF on helpfulness alone, on all prompts: what harmful ones get is up to a preference model that
-# never saw one compared. It answers red-team prompts, and revises.
+# never saw one compared. Its snapshot at sqrt(KL) 1.2 answers and revises: later it forgets how to.
 $PY preference.py --init "$OUT/pretrain" --harmful 0 --pairs 24000 --lr 2e-3 --out "$OUT/pmp" --seed "$SEED"
 $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful" --pairs 0 --lr 6e-4 \
     --out "$OUT/pm-helpful" --seed "$SEED"
-$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --iterations 50 --out "$OUT/helpful" --seed "$SEED"
+$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --iterations 50 --snapshots 1.2 \
+    --out "$OUT/helpful" --seed "$SEED"
 
 # RLHF on both kinds of choices: what CAI is compared with.
 $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful,$OUT/choices-harmless" --pairs 0 \
@@ -44,9 +45,9 @@ $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-hh" --iterations 50 --out "$OUT
 $PY prompts.py --model "$OUT/pretrain" --harmful 0.8 --count 1000 --out "$OUT/prompts" --seed "$SEED"
 
 # SL-CAI, then RL-CAI; then RL-CAI with reasoning, from the same SL-CAI.
-$PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
+$PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful/snapshot-1.2.pt" --data "$OUT/choices-helpful" \
     --pmp "$OUT/pmp" --generated "$OUT/prompts" --out "$OUT/run" --seed "$SEED"
-$PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful" --data "$OUT/choices-helpful" \
+$PY constitution.py --init "$OUT/pretrain" --policy "$OUT/helpful/snapshot-1.2.pt" --data "$OUT/choices-helpful" \
     --pmp "$OUT/pmp" --generated "$OUT/prompts" --sl "$OUT/run/sl" --reason --clamp 0.6 \
     --out "$OUT/reason" --seed "$SEED"
 
