@@ -240,7 +240,7 @@ def supervised(cfg, run, found):
 
 # ---------------------------------------------------------------- RL-CAI
 
-def told_feedback(run, lines):
+def told_feedback(run, step, lines):
     """What there is to know about labels: position bias, confidence, agreement with gold."""
     if not lines:
         raise UserError("feedback: no pair of different answers to ask about; does the policy give "
@@ -251,7 +251,7 @@ def told_feedback(run, lines):
     golds = [x["gold"] for x in lines if "gold" in x and x["gold"][0] != x["gold"][1]]
     if golds:
         found["gold_agreement"] = sum(a > b for a, b in golds) / len(golds)
-    run.log(run.config["rounds"] + 1, **found)
+    run.log(step, **found)
     run.say("feedback: " + ", ".join(f"{k.replace('_', ' ')} {v:.3f}" for k, v in found.items()))
 
 
@@ -344,7 +344,7 @@ def train(cfg):
         labels = labels or made(cfg, "feedback", cfg.pairs, [policy, cfg.judge or cfg.init],
                                 partial(feedback, cfg, found))                 # 4.
         if rank == 0 and not cfg.labels:
-            told_feedback(run, lines_in(labels))
+            told_feedback(run, cfg.rounds + 1, lines_in(labels))
         pm = preference_model(cfg, run, *pm_lines(cfg, labels))                # 5.
         reinforced(cfg, policy, pm)                                            # 6.
     run.save(1, finished=True)

@@ -112,7 +112,7 @@ def helpful_only(cfg, seed):
 
 
 def reviser(cfg, seed):
-    """Helpful-only RLHF at sqrt(KL) 1.2: further on, a policy of this size forgets how to revise."""
+    """Helpful-only RLHF at sqrt(KL) 1.2: further on, one of this size forgets how to revise."""
     folder = helpful_only(cfg, seed)[0]
     near = [str(x) for x in snapshots_of(folder) if float(x.stem[9:]) <= 1.2]
     return near[-1] if near else folder

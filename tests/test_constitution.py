@@ -211,20 +211,20 @@ class Notes:
 
 def test_what_is_told_of_feedback():
     notes = Notes()
-    told_feedback(notes, [dict(orders=[0.75, 0.5], soft=0.625, gold=[1.0, 0.0]),
+    told_feedback(notes, 3, [dict(orders=[0.75, 0.5], soft=0.625, gold=[1.0, 0.0]),
                           dict(orders=[1.0, 0.5], soft=0.75, gold=[0.0, 1.0]),
                           dict(orders=[0.5, 0.5], soft=0.5, gold=[1.0, 1.0])])
     assert notes.rows == [dict(position_bias=pytest.approx(0.125), confidence=0.625,
                                gold_agreement=0.5)]
     assert "position bias 0.125, confidence 0.625, gold agreement 0.500" in notes.text
-    told_feedback(notes, [dict(orders=[0.75, 0.5], soft=0.625)])
+    told_feedback(notes, 3, [dict(orders=[0.75, 0.5], soft=0.625)])
     assert "gold_agreement" not in notes.rows[1]
 
 
 def test_feedback_about_nothing_is_refused():
     """A policy that gives each prompt one answer leaves no pair to ask about."""
     with pytest.raises(UserError, match="no pair of different answers"):
-        told_feedback(Notes(), [])
+        told_feedback(Notes(), 3, [])
 
 
 # ---------------------------------------------------------------- whose labels are learned
@@ -352,7 +352,7 @@ def test_the_run_holds_what_it_should(whole):
     assert (config["pm"]["soft"], config["pm"]["pairs"], config["pm"]["test"]) == (
         True, 0, f"{run}/pm/test.jsonl")
     rows = metrics_of(kept)
-    assert [r["step"] for r in rows] == [0, 1, 2, 0] and "position_bias" in rows[3]
+    assert [r["step"] for r in rows] == [0, 1, 2, 3] and "position_bias" in rows[3]
     golds = [world.gold(world.request_of(parse_prompt(x["prompt"])), x["answers"][1])[1]
              for x in revisions]
     assert rows[1]["gold"] == pytest.approx(sum(golds) / 40, abs=1e-5)
@@ -501,7 +501,7 @@ def test_models_of_another_vocabulary(whole, base, people, nursery, tmp_path):
                     **pack(GPT(GPTConfig(tok.vocab, 512, 1, 2, 16)).reset(0), tok))
     done = nursery.run(command(base, people, tmp_path / "run", sl=kept / "sl",
                                judge=tmp_path / "other.pt"))
-    assert refused(done, kept / "sl", tmp_path / "other.pt", "different vocabularies")
+    assert refused(done, base, tmp_path / "other.pt", "different vocabularies")
     done = nursery.run(command(base, people, tmp_path / "run2", sl=kept / "sl",
                                judge=kept / "pm"))
     assert refused(done, kept / "pm", "a preference model, not a language model")
