@@ -12,8 +12,10 @@ seed has its own choices, PMs, revisions, labels and policies.
     rl             RL-CAI: soft labels, a principle drawn for each pair
     reason         with reasoning first, labels held in 40 to 60%; `reason 80` in 20 to 80%,
                    `reason free` as they are
-    hard, alone, all, harsh    hard labels; the first principle alone; the mean over all sixteen, of
-                   1,000 pairs and not 4,500; labels by the constitution before it was softened
+    hard, alone, harsh    hard labels; the first principle alone; the constitution before it was
+                   softened
+    all, alone few  the mean over all sixteen principles, of 500 pairs and not 4,500; as many labels
+                   of the first alone
     people         RL from SL-CAI on the same pairs, of which annotators choose (engaged)
     text           RL from SL-CAI on the judgements that the base's text holds, without a loop
     elo, harm      read the policies of the others: simulated choices; the score from 0 to 4
@@ -43,9 +45,9 @@ from claims.start import few, place, work
 from common import metrics_of
 from constitution import habits, lines_in
 from control import snapshots_of
-from critic import revise
+from critic import revise, two_answers
 from data import principles, world
-from data.tokenizer import parse_prompt
+from data.tokenizer import join, parse_prompt
 from elo import OBJECTIVES
 from measures import mean_se
 
@@ -118,10 +120,21 @@ def reviser(cfg, seed):
     return near[-1] if near else folder
 
 
+def judged(cfg, person, tok, model, ask, rows):
+    """A line of an annotator's choice for each red-team row: of pairs as AI feedback gets them."""
+    talks, pairs = two_answers(cfg, tok, model, ask, rows)
+    lines = [world.judge(world.keyed("harmless", cfg.seed, int(r)), *both, person)
+             for r, *both in zip(rows, talks, pairs, strict=True)]
+    return [x and dict(x, prompt=join(x["prompt"], answer=True)) for x in lines]
+
+
 def both_kinds(cfg, seed, engaged):
+    """RLHF on as many harmless choices as RL-CAI has labels, also with answers to plain prompts."""
     name = "hh-engaged" if engaged else "hh"
-    harmless = chosen(cfg, seed, f"choices-{name}", distilled(cfg), 3000, harmful=1.0,
-                      engaged=engaged, tranche="harmless")
+    asked = constitution.Config(out=str(own(cfg, seed, name)), generated=generated(cfg, seed),
+                                seed=seed, device=cfg.device)
+    harmless = constitution.made(asked, "choices", few(cfg, 4500), [distilled(cfg)],
+                                 partial(judged, asked, world.Annotator(engaged=engaged)))
     return rlhf(cfg, seed, name, f"{helpful_choices(cfg, seed)},{harmless}")
 
 
@@ -139,7 +152,7 @@ def asked_of(cfg, seed, name, **knobs):
         init=base(cfg), policy=reviser(cfg, seed), data=helpful_choices(cfg, seed),
         pmp=pretrained(cfg, seed), out=str(own(cfg, seed, name)), count=few(cfg, 1500),
         helpful_count=few(cfg, 1500), iterations=few(cfg, 50),
-        pairs=few(cfg, 1000 if knobs.get("principle") == "all" else 4500),
+        pairs=few(cfg, 500 if knobs.get("principle") == "all" else 4500),
         generated=generated(cfg, seed), snapshots=SNAPSHOTS, seed=seed, device=cfg.device),
         **knobs})
 
@@ -266,6 +279,12 @@ def sl_unit(cfg, seed):
                 bare=rounds_of(lines_in(folder)), path=[dict(root=0.0, **look(cfg, start, seed))])
 
 
+def few_alone(cfg, seed):
+    """RL on as many labels of one principle as `all` has of sixteen."""
+    lines = preference.read_comparisons(reinforced(cfg, seed, "alone") / "feedback")
+    return others(cfg, seed, "alone few", lines[:few(cfg, 500)])
+
+
 def people_unit(cfg, seed):
     lines, agree = people(cfg, seed)
     return dict(others(cfg, seed, "people", lines), agree=agree)
@@ -346,6 +365,7 @@ VARIANTS = {
     "sl": sl_unit,
     **{name: partial(cai_unit, variant=name) for name in KNOBS},
     "people": people_unit,
+    "alone few": few_alone,
     "text": lambda cfg, seed: others(cfg, seed, "text", text_lines(cfg)),
     "elo": elo_unit,
     "harm": harm_unit,
