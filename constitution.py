@@ -3,8 +3,9 @@
     SL-CAI   1. a policy that was trained to be helpful alone answers red-team prompts,
              2. criticizes its answer by a principle drawn anew, and revises it: 1 to 4 rounds
              3. the plain model learns the last revisions, and helpful answers of that policy
-    RL-CAI   4. SL-CAI answers red-team prompts twice; a feedback model is asked under a principle
-                which answer is better, (A) or (B), in both orders (position bias cancels):
+    RL-CAI   4. SL-CAI answers red-team prompts twice (in a share --foreign the second answer is one
+                to a plain prompt: nothing else says that an answer must fit); a feedback model is
+                asked under a principle which is better, in both orders (position bias cancels):
 
                     p(a, b) = ( P(A | a, b) + 1 - P(A | b, a) ) / 2,
                     P(A | a, b) = p("(A)") / ( p("(A)") + p("(B)") )
@@ -12,16 +13,17 @@
              5. a preference model (PM) learns these soft labels, and annotators' helpful choices
              6. PPO with it, from SL-CAI
 
-No annotator's harmlessness label is read: of --data the helpful comparisons alone are. What is
-asked of a model follows a few examples (--shots): of the toy world's careful people, or those of a
-file. Each text is a turn of its own, so no answer can end it or forge the next.
+No annotator's harmlessness label is read: of --data the helpful comparisons alone are, and --policy
+and --pmp must have seen none. What is asked follows a few examples (--shots): of the toy world's
+careful people, or those of a file. Each text is a turn of its own, so no answer can end it or forge
+the next. The paper lets the helpful policy reason (--judge); by default the plain model does.
 
-    python constitution.py                                        # the toy world, 16 principles
+    python constitution.py --out out/mine/run                     # the toy world, 16 principles
     python constitution.py --constitution data/harsh.txt --out out/mine/harsh
-    python constitution.py --reason --clamp 0.6 --out out/mine/reason
+    python constitution.py --reason --clamp 0.6 --sl out/mine/run/sl --out out/mine/reason
     python constitution.py --init out/mine/base --policy out/mine/helpful --data out/mine/lines \\
         --constitution mine.txt --examples mine.jsonl --prompts red.jsonl --plain plain.jsonl
-    torchrun --nproc_per_node=2 constitution.py
+    torchrun --nproc_per_node=2 constitution.py --out out/mine/run
 
 Each step has a folder in --out and is skipped once it is there; killed anywhere, the same command
 goes on. runs/constitution.sh makes what it starts from.
@@ -86,7 +88,7 @@ class Config:
     samples: int = 128                 # answers in an iteration
     lr: float = 1e-4                   # policy's learning rate
     lambda_kl: float = 0.03            # KL penalty, in normalized score per nat
-    helpful: float = 0.6               # share of helpful prompts, of PPO
+    helpful: float = 0.6               # share of helpful prompts, of PPO in the toy world
     snapshots: str = ""                # sqrt(KL) values by commas: weights are kept at each
     new: int = 40                      # tokens of an answer, critique or revision at most
     chunk: int = 64                    # prompts sampled at a time
@@ -115,6 +117,8 @@ def constitution_of(cfg):
         found = principles.read_constitution(cfg.constitution or principles.DEFAULT)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if any(p.name == "all" for p in found):
+        raise UserError(f"{cfg.constitution}: [all] is no name: --principle all asks each")
     if cfg.principle not in ("", "all", *(p.name for p in found)):
         raise UserError(f"--principle {cfg.principle}: all, or a name of the constitution, as "
                         f"{found[0].name}; left out, one is drawn for each pair")
@@ -228,9 +232,11 @@ def supervised(cfg, run, found):
                  partial(helpful_answers, cfg)) if cfg.helpful_count else None
     lines, folder = lines_in(revised), Path(cfg.out) / "sl"
     if run.rank == 0:
-        demos = [dict(prompt=x["prompt"], answer=x["answers"][-1]) for x in lines]
-        write_lines({folder / "demonstrations.jsonl": demos + (lines_in(plain) if plain else [])})
+        demos = [dict(prompt=x["prompt"], answer=x["answers"][-1]) for x in lines if x["ended"]]
         told_rounds(run, lines)
+        run.say(f"SL-CAI learns {len(demos)} last revisions, {len(lines) - len(demos)} without an "
+                f"end are left out; {sum(x['kept'] for x in lines)} revisions were none")
+        write_lines({folder / "demonstrations.jsonl": demos + (lines_in(plain) if plain else [])})
     total(0)
     sft.train(sft.Config(init=cfg.init, data=str(folder / "demonstrations.jsonl"), out=str(folder),
                          epochs=cfg.epochs, lr=cfg.sl_lr, seed=cfg.seed, device=cfg.device))
@@ -270,12 +276,17 @@ def helpful_choices(cfg):
     return people
 
 
+def ai_labels(path):
+    """The lines of a folder of feedback. UserError if they are anybody else's."""
+    lines = preference.read_comparisons(path)
+    if any(x.get("tranche") != "ai" for x in lines):
+        raise UserError(f"{path}: not the feedback of constitution.py; name such a folder")
+    return lines
+
+
 def pm_lines(cfg, labels):
     """Lines to learn and to test on: AI labels, made --hard or held by --clamp, and people's."""
-    ai = preference.read_comparisons(labels)
-    if any(x.get("tranche") != "ai" for x in ai):
-        raise UserError(f"{labels}: not the feedback of constitution.py; name such a folder")
-    ai = [dict(x, soft=label(x["soft"], cfg.hard, cfg.clamp)) for x in ai]
+    ai = [dict(x, soft=label(x["soft"], cfg.hard, cfg.clamp)) for x in ai_labels(labels)]
     return [x + y for x, y in zip(split(ai), split(helpful_choices(cfg)))]
 
 
@@ -293,22 +304,31 @@ def preference_model(cfg, run, learn, test):
     return str(folder)
 
 
-def reinforced(cfg, policy, pm):
-    """The folder of RL-CAI: PPO from SL-CAI with this PM."""
-    folder = Path(cfg.out) / "rl"
-    ppo.train(ppo.Config(
-        policy=policy, pm=pm, out=str(folder), iterations=cfg.iterations, samples=cfg.samples,
+def rl_config(cfg, policy, pm):
+    """The Config of PPO from SL-CAI with this PM; its folder is RL-CAI."""
+    return ppo.Config(
+        policy=policy, pm=pm, out=f"{cfg.out}/rl", iterations=cfg.iterations, samples=cfg.samples,
         minibatch=min(ppo.Config.minibatch, cfg.samples), lr=cfg.lr, lambda_kl=cfg.lambda_kl,
         prompts=",".join(filter(None, (cfg.prompts, cfg.plain))), generated=cfg.generated,
         mix=cfg.mix, helpful=cfg.helpful, new=cfg.new, snapshots=cfg.snapshots, seed=cfg.seed,
-        device=cfg.device))
-    return str(folder)
+        device=cfg.device)
 
 
 # ---------------------------------------------------------------- train
 
-def check(cfg):
+def check(cfg, world_size=1):
     """UserError for knobs out of range, or that don't fit together."""
+    if cfg.iterations > 0:
+        ppo.check(rl_config(cfg, "", ""), world_size)
+    elif cfg.sl:
+        raise UserError("--sl with --iterations 0: nothing would be done")
+    if cfg.labels and (cfg.principle or cfg.reason):
+        raise UserError("--labels: what is asked was asked; leave --principle and --reason out")
+    if not (cfg.sl_lr > 0 and cfg.pm_lr > 0):
+        raise UserError(f"--sl-lr {cfg.sl_lr}, --pm-lr {cfg.pm_lr}: above 0")
+    if not cfg.sl and cfg.count + cfg.helpful_count < 2 * sft.Config.batch:
+        raise UserError(f"--count {cfg.count} and --helpful-count {cfg.helpful_count}: together at "
+                        f"least {2 * sft.Config.batch}, to learn from")
     if not 0 <= cfg.foreign <= 1:
         raise UserError(f"--foreign {cfg.foreign}: a share, from 0 to 1")
     for least, names in ((1, "count pairs chunk new samples epochs"),
@@ -321,23 +341,49 @@ def check(cfg):
         raise UserError(f"--clamp {cfg.clamp}: from 0.5 to 1; 0.6 holds labels in 0.4 to 0.6")
     if not cfg.temperature > 0:
         raise UserError(f"--temperature {cfg.temperature}: above 0")
-    if cfg.samples % min(ppo.Config.minibatch, cfg.samples):
-        raise UserError(f"--samples {cfg.samples}: a multiple of {ppo.Config.minibatch}, or less")
     if bool(cfg.prompts) != bool(cfg.plain):
         raise UserError("--prompts and --plain: both, or the toy world's own")
 
 
+def need_order(cfg):
+    """UserError where a step is there and one that it was made of is not: it would be stale."""
+    names = ((["revisions", "sl"] if not cfg.sl else []) + (["feedback"] if not cfg.labels else [])
+             + ["pm", "rl"])
+    there = [(Path(cfg.out) / name / "ckpt.pt").exists() for name in names]
+    if False in there and True in there[there.index(False):]:
+        last = names[len(there) - 1 - there[::-1].index(True)]
+        raise UserError(f"{cfg.out}/{last} was made of a {names[there.index(False)]} that is gone: "
+                        "delete it, too")
+
+
+def prepared(cfg, found, device):
+    """UserError, now and not after hours, for what the steps would miss."""
+    check_examples(cfg)
+    need_order(cfg)
+    (tok, *_), n_ctx = load_models([x for x in (cfg.init, cfg.sl or cfg.policy, cfg.judge) if x],
+                                   device)
+    for principle in found:
+        if longest_request(cfg, tok, [principle]) + 16 > n_ctx:
+            raise UserError(f"[{principle.name}]: with answers of --new {cfg.new} it does not fit "
+                            f"into {n_ctx} tokens: shorten it, or lower --new")
+    if cfg.iterations:
+        helpful_choices(cfg)
+        if cfg.labels:
+            ai_labels(cfg.labels)
+        made_of = load_source(cfg.pmp or cfg.init)["config"]
+        if made_of["stage"] == "preference" and not made_of["data"] and made_of.get("harmful", 0.4):
+            raise UserError(f"--pmp {cfg.pmp}: pretrained on pairs about harm, which are labels of "
+                            "harmlessness: make one with preference.py --harmful 0")
+
+
 def train(cfg):
-    rank, _, device = start(cfg.device)
-    check(cfg)
+    rank, world_size, device = start(cfg.device)
+    check(cfg, world_size)
     run = Run(cfg, "constitution", rank)
     if run.finished:
         return print(f"constitution: {run.dir} is finished, skipped") if rank == 0 else None
     found = constitution_of(cfg)
-    check_examples(cfg)                                  # now, and not after hours
-    if cfg.iterations:
-        helpful_choices(cfg)
-    load_models([x for x in (cfg.init, cfg.sl or cfg.policy, cfg.judge) if x], device)
+    prepared(cfg, found, device)
     policy = cfg.sl or supervised(cfg, run, found)                             # 1. 2. 3.
     labels = cfg.labels
     if cfg.iterations:
@@ -346,7 +392,7 @@ def train(cfg):
         if rank == 0 and not cfg.labels:
             told_feedback(run, cfg.rounds + 1, lines_in(labels))
         pm = preference_model(cfg, run, *pm_lines(cfg, labels))                # 5.
-        reinforced(cfg, policy, pm)                                            # 6.
+        ppo.train(rl_config(cfg, policy, pm))                                  # 6.
     run.save(1, finished=True)
 
 

@@ -44,6 +44,8 @@ def check_example(line):
         raise ValueError(f"field 'talk': {error}") from None
     if turns[-1][0] != "assistant":
         raise ValueError("field 'talk': an assistant's turn must come last")
+    if line["kind"] in ("judge", "reason") and turns[-1][1].strip() not in LETTERS:
+        raise ValueError(f"field 'talk': it must end with {' or '.join(LETTERS)}, and no more")
     return line["kind"], turns
 
 
@@ -132,14 +134,14 @@ def replies(cfg, tok, model, kind, talks, asks, rows, *key):
 
 def revise(cfg, found, tok, model, ask, rows):
     """A line for each red-team row: prompt, answers (the first, then one a round), the principles
-    and critiques of the rounds. What is empty or has no end is no revision: the answer stays, and
-    `kept` counts it.
+    and critiques of the rounds, whether the last answer came to an end. What is empty or has no end
+    is no revision: the answer stays, and `kept` counts it.
     """
     talks, prompts = ask(rows, "revise")
     kind = "revise" if cfg.critique else "bare"
+    first = spoken(cfg, tok, model, prompts, rows, "revise")
     lines = [dict(prompt=join(turns, answer=True), answers=[text], principles=[], critiques=[],
-                  kept=0) for turns, (text, _) in zip(talks, spoken(cfg, tok, model, prompts, rows,
-                                                                    "revise"), strict=True)]
+                  kept=0, ended=ended) for turns, (text, ended) in zip(talks, first, strict=True)]
     for number in range(cfg.rounds):
         chosen = [drawn(found, cfg.seed, "revise", number, int(r)) for r in rows]
         asks = [[("assistant", x["answers"][-1])] for x in lines]
@@ -156,6 +158,7 @@ def revise(cfg, found, tok, model, ask, rows):
             line["answers"].append(text if good else line["answers"][-1])
             line["principles"].append(principle.name)
             line["kept"] += not good
+            line["ended"] |= good
     return lines
 
 

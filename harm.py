@@ -11,9 +11,9 @@ fig. 10 has the mean score of every snapshot of an RL run. Its error is over pro
 one prompt are not independent. A score is a mean rating by these raters, not the success itself,
 and not held within 0 to 4.
 
-    python harm.py --init out/laptop/cai/pretrain --policies out/laptop/cai/distill
-    python harm.py --policies rl:20=out/a/kl-1.0.pt rl:40=out/a start=out/b    # a curve, and a bar
-    python harm.py --count 0 --init out/laptop/cai/harm --policies out/a --out out/a-harm
+    python harm.py --policies out/laptop/cai/distill --out out/mine/harm
+    python harm.py --policies rl:1=out/a/snapshot-1.pt rl:2=out/a b=out/b --out out/b/harm   # a curve
+    python harm.py --count 0 --init out/laptop/cai/harm --policies out/a --out out/a/harm
     torchrun --nproc_per_node=2 harm.py --policies out/laptop/cai/distill
 
 --count 0 scores with the scorer of an earlier run. attacks.jsonl has the rated attacks. harm.json

@@ -2,7 +2,9 @@
 
 A unit is a seed and a variant, 1 to 6 minutes on one core; its line is in
 results/constitution.jsonl. One base and one distilled policy, micro, of the principles' world; a
-seed has its own choices, PMs, revisions, labels and policies.
+seed has its own choices, PMs, revisions, labels and policies. Of what is chosen here, the snapshot
+that revises (sqrt(KL) 1.2), the temperature of critiques and the share of answers to plain prompts
+were picked by gold on seeds 1 and 100, before the runs that are recorded.
 
     helpful        RLHF on helpful choices alone; at sqrt(KL) 1.2 it answers and revises for SL-CAI
     hh             RLHF on both kinds of choices, by annotators for whom harm alone counts (before
@@ -234,7 +236,7 @@ def others(cfg, seed, name, lines):
     run, start = asked_of(cfg, seed, name), sl(cfg, seed)
     both = zip(*map(constitution.split, (lines, constitution.helpful_choices(run))))
     pm = constitution.preference_model(run, SimpleNamespace(rank=0), *(x + y for x, y in both))
-    constitution.reinforced(run, start, pm)
+    ppo.train(constitution.rl_config(run, start, pm))
     return told_run(cfg, seed, run)
 
 
