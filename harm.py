@@ -12,7 +12,7 @@ one prompt are not independent. A score is a mean rating by these raters, not th
 and not held within 0 to 4.
 
     python harm.py --policies out/laptop/cai/distill --out out/mine/harm
-    python harm.py --policies rl:1=out/a/snapshot-1.pt rl:2=out/a b=out/b --out out/b/harm   # a curve
+    python harm.py --policies rl:1=out/a/snapshot-1.pt rl:2=out/a --out out/b/harm    # a curve
     python harm.py --count 0 --init out/laptop/cai/harm --policies out/a --out out/a/harm
     torchrun --nproc_per_node=2 harm.py --policies out/laptop/cai/distill
 
@@ -46,7 +46,6 @@ from data.tokenizer import fit, loads
 from elo import plain
 from measures import mean_se
 from model import by_length, pack, pad_rows, unpack
-
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ from model import unpack
 from prompts import check_prompt
 
 
-
 @dataclass(frozen=True)
 class Config:
     ckpt: str = "out/laptop/pretrain"  # policies or preference models that read, commas between
