@@ -8,10 +8,10 @@ give it, and to end it:
 The end of turn is one of them; the prompt x gets no loss. Demonstrations are answers of the world's
 good personas, or of --data: a line's `answer`, or the best of a comparison or ranking (annotators'
 choices, HH's chosen sides, the best of n). InstructGPT trained 16 epochs: the validation loss rose
-after the first, and its reward model (here the preference model, PM) still liked the answers better. So
---pm keeps the epoch whose sampled answers the PM scores highest; else it is the last one. --mix
-adds pretraining text, all of whose tokens count (E.8: 10%, where PPO starts). InstructGPT's
-residual dropout of 0.2 is left out: our GPT has none.
+after the first, and its reward model (here the preference model, PM) still liked the answers
+better. So --pm keeps the epoch whose sampled answers the PM scores highest; else it is the last
+one. --mix adds pretraining text, all of whose tokens count (E.8: 10%, where PPO starts).
+InstructGPT's residual dropout of 0.2 is left out: our GPT has none.
 
     python sft.py --init out/laptop/pretrain --pm out/laptop/pm --out out/laptop/sft
     torchrun --nproc_per_node=2 sft.py --init out/laptop/pretrain --pm out/laptop/pm  # the same
