@@ -2,6 +2,14 @@
 condition by itself, and against rules worked out anew from their docstrings. claims/cai.py: what is
 measured, by hand-made numbers; which runs a variant asks for, with stand-ins for training; all of
 it once, tiny.
+
+Proved alive by: another corner, a longer path's snapshots beside the others' ends, equal places as
+one; a condition dropped, turned round, or of the wrong seeds, sizes a hundredth off, a maximum for
+a mean, one variant for both, the middle station for the end, the start for the middle, engaged
+annotators for the others, Elo columns swapped; a path sorted, axes swapped; harmful prompts in
+helpful choices or in PM pretraining, harmless choices alone, all annotators engaged, labels of
+another variant, RL without its SL-CAI; the start forgotten, ties counted, agreement as p^2, the
+orders' difference for their sum.
 """
 
 import json
@@ -646,7 +654,8 @@ def test_rlhf_on_both_kinds(asked, variant, name, engaged):
 def test_sl_cai_and_revisions_without_a_critique(asked):
     row = run(asked, "sl")
     own, (bare, (count, paths, make)) = asked["sl"], asked["bare/revisions"]
-    assert (own.init, own.policy, own.data) == (BASE, AT + "rlhf-helpful", AT + "choices-helpful")
+    assert (own.init, own.data) == (BASE, AT + "choices-helpful")
+    assert own.policy == AT + "rlhf-helpful/snapshot-0.4.pt"
     assert (own.iterations, own.count, own.sl, own.labels, own.seed) == (0, 1500, "", "", 1)
     assert own.generated == bare.generated == AT + "prompts" and own.critique is not bare.critique
     for knob in ("rounds", "shots", "temperature", "new", "seed", "policy", "mix", "chunk"):
@@ -655,6 +664,15 @@ def test_sl_cai_and_revisions_without_a_critique(asked):
     assert make.args == (bare, principles.read_constitution())
     assert (row["rounds"], row["bare"]) == (AT + "sl/revisions", AT + "bare/revisions")
     assert row["path"] == [dict(root=0.0, policy=AT + "sl/sl")]
+
+
+def test_who_revises_is_the_last_snapshot_up_to_1_2(here, monkeypatch):
+    """Before the first snapshot it is the end."""
+    monkeypatch.setattr(cai, "helpful_only", lambda cfg, seed: (f"a-{seed}", "pm"))
+    for x in ("0.8", "1.2", "10", "1.6"):
+        Path("a-1").mkdir(exist_ok=True)
+        Path(f"a-1/snapshot-{x}.pt").touch()
+    assert [cai.reviser(CFG, seed) for seed in (0, 1)] == ["a-0", "a-1/snapshot-1.2.pt"]
 
 
 KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6), "hard": dict(hard=True),
