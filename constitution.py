@@ -232,10 +232,11 @@ def supervised(cfg, run, found):
                  partial(helpful_answers, cfg)) if cfg.helpful_count else None
     lines, folder = lines_in(revised), Path(cfg.out) / "sl"
     if run.rank == 0:
-        demos = [dict(prompt=x["prompt"], answer=x["answers"][-1]) for x in lines if x["ended"]]
+        demos = [dict(prompt=x["prompt"], answer=x["answers"][-1]) for x in lines]
         told_rounds(run, lines)
-        run.say(f"SL-CAI learns {len(demos)} last revisions, {len(lines) - len(demos)} without an "
-                f"end are left out; {sum(x['kept'] for x in lines)} revisions were none")
+        cut = sum(not x["ended"] for x in lines)
+        run.say(f"SL-CAI learns {len(demos)} last revisions, {cut} of them cut off at --new; "
+                f"{sum(x['kept'] for x in lines)} revisions without end or text were passed over")
         write_lines({folder / "demonstrations.jsonl": demos + (lines_in(plain) if plain else [])})
     total(0)
     sft.train(sft.Config(init=cfg.init, data=str(folder / "demonstrations.jsonl"), out=str(folder),
@@ -364,8 +365,8 @@ def prepared(cfg, found, device):
                                    device)
     for principle in found:
         if longest_request(cfg, tok, [principle]) + 16 > n_ctx:
-            raise UserError(f"[{principle.name}]: with answers of --new {cfg.new} it does not fit "
-                            f"into {n_ctx} tokens: shorten it, or lower --new")
+            raise UserError(f"[{principle.name}]: it and answers of --new {cfg.new} don't fit into "
+                            f"{n_ctx} tokens: lower it, or shorten the principle")
     if cfg.iterations:
         helpful_choices(cfg)
         if cfg.labels:

@@ -24,8 +24,8 @@ import constitution
 import preference
 import sft
 from common import UserError, metrics_of, save_checkpoint
-from constitution import (Config, check, constitution_of, habits, label, lines_in, made, pm_lines,
-                          split, told_feedback)
+from constitution import (Config, check, constitution_of, habits, label, lines_in, made, need_order,
+                          pm_lines, split, told_feedback)
 from data import principles, world
 from data.tokenizer import join, parse_prompt, train_bpe
 from model import GPT, GPTConfig, pack
@@ -507,6 +507,41 @@ def test_models_of_another_vocabulary(whole, base, people, nursery, tmp_path):
     assert refused(done, kept / "pm", "a preference model, not a language model")
 
 
+def test_a_step_whose_source_is_gone_is_not_taken_over(tmp_path):
+    """A later step than one that is missing, by what the run makes itself."""
+    def there(*names):
+        for name in names:
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "ckpt.pt").touch()
+
+    cfg = Config(out=str(tmp_path))
+    for name in ("revisions", "sl", "feedback", "pm", "rl"):
+        need_order(cfg)
+        there(name)
+    need_order(cfg)
+    (tmp_path / "revisions" / "ckpt.pt").unlink()
+    with pytest.raises(UserError, match="rl was made of a revisions that is gone: delete it, too"):
+        need_order(cfg)
+    need_order(replace(cfg, sl="other/sl"))
+    (tmp_path / "feedback" / "ckpt.pt").unlink()
+    with pytest.raises(UserError, match="feedback that is gone"):
+        need_order(replace(cfg, sl="other/sl"))
+    need_order(replace(cfg, sl="other/sl", labels="other/feedback"))
+
+
+def test_a_pm_pretrained_on_harm_is_refused(base, people, nursery, tmp_path):
+    """The toy world's own pairs about harmful prompts are labels of harmlessness."""
+    for harmful, name in ((0.4, "bad"), (0.0, "good")):
+        done = nursery.run(["preference.py", "--init", str(base), "--pairs", "32", "--harmful",
+                            str(harmful), "--out", str(tmp_path / name), "--device", "cpu"])
+        assert done.code == 0
+    done = nursery.run(command(base, people, tmp_path / "run", pmp=tmp_path / "bad"))
+    assert refused(done, tmp_path / "bad", "labels of harmlessness", "--harmful 0")
+    done = nursery.run(command(base, people, tmp_path / "run", pmp=tmp_path / "good", count=64,
+                               helpful_count=0, rounds=0, iterations=0))
+    assert done.code == 0
+
+
 @pytest.mark.parametrize("flags, words", [
     (dict(clamp=0.4), ["--clamp 0.4"]), (dict(principle="nobody"), ["--principle nobody"]),
     (dict(prompts="red.jsonl"), ["--prompts and --plain"]), (dict(constitution="none.txt"),
@@ -520,7 +555,12 @@ def test_models_of_another_vocabulary(whole, base, people, nursery, tmp_path):
     (dict(policy="nowhere"), ["nowhere", "no checkpoint"]),
     (dict(labels="nowhere", sl="BASE"), ["nowhere"]), (dict(data="nowhere", sl="BASE",
                                                             labels="LABELS"), ["nowhere"]),
-    (dict(shots=0, new=480), ["--new", "lower it"]),
+    (dict(shots=0, new=480), ["[harm]", "--new 480", "lower it"]),
+    (dict(sl="BASE", iterations=0), ["--iterations 0", "nothing would be done"]),
+    (dict(sl="BASE", labels="LABELS", principle="harm"), ["--labels", "leave --principle"]),
+    (dict(snapshots="abc"), ["--snapshots abc"]), (dict(helpful=5.0), ["--helpful 5.0"]),
+    (dict(pm_lr=0.0), ["--pm-lr 0.0: above 0"]), (dict(lambda_kl=-1.0), ["--lambda-kl -1.0"]),
+    (dict(count=20, helpful_count=20), ["--count 20", "together at least 64"]),
 ])
 def test_errors_are_one_line(whole, base, people, nursery, tmp_path, flags, words):
     """Before anything is made, wherever that can be told."""

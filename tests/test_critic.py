@@ -468,13 +468,13 @@ def file_of(path, *lines):
 
 def test_examples_of_a_file(tmp_path):
     """As many as --shots, of the kind asked for, each at most once, in an order of the key."""
-    path = file_of(tmp_path / "e.jsonl", *(example("judge", i) for i in range(5)),
+    path = file_of(tmp_path / "e.jsonl", *(example("revise", i) for i in range(5)),
                    *(example("bare", i) for i in range(5, 7)))
     examples, preamble = examples_of(path, 3)
     assert preamble == ""
     seen = Counter()
     for key in range(60):
-        shots = examples(critic.keyed(key), "judge")
+        shots = examples(critic.keyed(key), "revise")
         named = tuple(turns[0][1] for turns in shots)
         assert len(set(named)) == 3 and set(named) <= {f"Ask {i}" for i in range(5)}
         assert shots[0][3] == ("assistant", shots[0][0][1].replace("Ask", "Done"))
@@ -482,10 +482,10 @@ def test_examples_of_a_file(tmp_path):
     assert len(seen) > 20
     with pytest.raises(UserError, match="e.jsonl: 2 lines of kind 'bare', fewer than --shots 3"):
         examples(critic.keyed(0), "bare")
-    with pytest.raises(UserError, match="0 lines of kind 'revise'"):
-        examples(critic.keyed(0), "revise")
+    with pytest.raises(UserError, match="0 lines of kind 'judge'"):
+        examples(critic.keyed(0), "judge")
     cfg = replace(CFG, examples=path, shots=2)
-    _, turns = turns_of(request_ids(cfg, TOK, 4096, "judge", ASK, question(HARM, "a", "b"), (1,)))
+    _, turns = turns_of(request_ids(cfg, TOK, 4096, "revise", ASK, question(HARM, "a", "b"), (1,)))
     assert len(turns) == 2 * 4 + 4 and turns[-4:] == [*ASK, *question(HARM, "a", "b")]
 
 
@@ -513,11 +513,13 @@ def test_the_toy_worlds_own_examples(kind):
     (dict(kind="judge", talk="hello"), "field 'talk': a dialogue must begin"),
     (dict(kind="judge", talk="\n\nHuman: a"), "field 'talk': an assistant's turn must come last"),
     (dict(kind=["judge"], talk="\n\nHuman: a\n\nAssistant: b"), "field 'kind'"),
+    (dict(kind="judge", talk="\n\nHuman: a\n\nAssistant: (A) I think"), r"must end with \(A\) or"),
+    (dict(kind="reason", talk="\n\nHuman: a\n\nAssistant: the first"), r"must end with \(A\) or"),
     ("[1]", "a line must be a JSON object"), ("{", "no JSON at column"), ("", "no JSON"),
 ])
 def test_malformed_examples(tmp_path, line, words):
     """File, line, field, and the form that a line should have."""
-    path = file_of(tmp_path / "bad.jsonl", example("judge"), line, example("judge"))
+    path = file_of(tmp_path / "bad.jsonl", example("bare"), line, example("bare"))
     with pytest.raises(UserError, match=words) as told:
         examples_of(path, 1)
     assert f"{path} line 2: " in str(told.value) and "\n" not in str(told.value)
@@ -611,7 +613,8 @@ def test_a_chain_of_critiques_and_revisions(says):
     assert asked[3] == [*TALK, ("assistant", "second"), ("human", two.critique)]
     assert asked[4] == [*asked[3], ("assistant", "fault 2"), ("human", two.revision)]
     assert line == dict(prompt=join(TALK, answer=True), answers=["first", "second", "third"],
-                        principles=[one.name, two.name], critiques=["fault 1", "fault 2"], kept=0)
+                        principles=[one.name, two.name], critiques=["fault 1", "fault 2"], kept=0,
+                        ended=True)
 
 
 def test_what_is_no_revision_leaves_the_answer(says):
@@ -619,9 +622,10 @@ def test_what_is_no_revision_leaves_the_answer(says):
     line, = says([("first", True), ("c", True), ("cut of", False), ("c", True), ("", True),
                   ("c", True), ("last", True)], rounds=3)
     assert line["answers"] == ["first", "first", "first", "last"] and line["kept"] == 2
+    assert line["ended"]
     assert says.seen[3][0][3] == says.seen[5][0][3] == ("assistant", "first")
     line, = says([("no end", False), ("c", True), ("", False)], rounds=1)
-    assert line["answers"] == ["no end", "no end"] and line["kept"] == 1
+    assert line["answers"] == ["no end", "no end"] and line["kept"] == 1 and not line["ended"]
 
 
 def test_without_critique_nobody_is_asked_for_one(says):
