@@ -348,8 +348,7 @@ def check(cfg, world_size=1):
 
 def need_order(cfg):
     """UserError where a step is there and one that it was made of is not: it would be stale."""
-    names = ((["revisions", "sl"] if not cfg.sl else []) + (["feedback"] if not cfg.labels else [])
-             + ["pm", "rl"])
+    names = [*["revisions", "sl"] * (not cfg.sl), *["feedback"] * (not cfg.labels), "pm", "rl"]
     there = [(Path(cfg.out) / name / "ckpt.pt").exists() for name in names]
     if False in there and True in there[there.index(False):]:
         last = names[len(there) - 1 - there[::-1].index(True)]

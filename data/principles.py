@@ -28,10 +28,12 @@ text in an answer can end (data/tokenizer.py).
         --documents 116000 --steps 3600 --batch 32 --lr 3e-3 --every 600 \\
         --out out/laptop/cai/pretrain
 
+A base model of them reads about 58,000 judgements of answers, careful and careless ones.
+
 The first 1,000 documents of seed 0: 500 core, 74 draft, 30 requests, 195 revise, 201 judge; 397
 critiques, 478 revisions; 501 judgements, 235 with reasoning, letter A 47.5%. Of answers of two
 worths the letter is the better's in 44%, 81%, 87% by thirds of goodness; after reasoning 67%, 63%,
-79%. So a base model reads about 58,000 judgements of harmless answers, careful and careless.
+79%.
 """
 
 import itertools
