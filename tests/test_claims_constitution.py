@@ -12,6 +12,7 @@ another variant, RL without its SL-CAI; the start forgotten, ties counted, agree
 orders' difference for their sum.
 """
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -22,6 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import critic
 from claims import cai, constitution, pages, people, policies, records
 from data import principles, world
 from data.tokenizer import join
@@ -50,10 +52,10 @@ GOOD = {
     "reason sure": 0.8, "reason 80 preaches": 0.3, "reason 80 commonest": 0.3,
     "reason free preaches": 0.4, "reason free commonest": 0.4,                          # A03
     "distilled helpful": 0.4, "distilled harmless": 0.2, "sl helpful": 0.5, "sl harmless": 0.5,
-    "hh helpful": 0.45, "reason helpful": 0.8,                                          # A04
+    "hh helpful": 0.6, "hh harmless": 0.4, "reason helpful": 0.8,                       # A04
     "helpful harm": 2.0, "begin": 1.0,                                                  # A05
-    "rl first": 0.1, "hh evades": 0.4,                                                  # A06, A07
-    "harsh preaches": 0.3, "alone commonest": 0.5, "hard commonest": 0.4,               # remedies
+    "rl first": 0.1, "hh evades": 0.4, "rl complies": 0.01,                             # A06, A07
+    "harsh preaches": 0.3, "alone few commonest": 0.5, "hard commonest": 0.4,           # remedies
     "hh mid": 60, "hh end": 30, "agree": 0.69, "two": 0.7,                              # late
     "text helpful": 0.55, "text harmless": 0.55, "text gold": 0.6}                      # loop
 HABITS = ("preaches", "commonest", "evades", "rude", "complies")
@@ -77,7 +79,7 @@ def rows(changed=(), seeds=3):
             return of(knobs.get(name, ANY.get(name.split()[-1])), seed)
 
         lines = {v: dict(path=path(k, v), pm=dict(gold=k(f"{v} gold"), nats=k(f"{v} nats")))
-                 for v in (*RUNS, *cai.KNOBS, "people", "text")}
+                 for v in (*RUNS, *cai.KNOBS, "people", "text", "alone few")}
         for v in ("rl", "reason"):
             lines[v]["labels"] = dict(sure=k(f"{v} sure"), first=0.03, apart=0.05, gold=0.9,
                                       two=k("two"))
@@ -103,6 +105,14 @@ def covered(points, corner):
                for a, b in zip(xs, xs[1:]))
 
 
+def higher(one, other):
+    """Mean distance of two stairs (the highest of those to the right) over the range of both."""
+    stairs = [np.array(sorted(path)).T for path in (one, other)]
+    where = np.linspace(max(x[0] for x, _ in stairs), min(x[-1] for x, _ in stairs), 50) - 1e-9
+    above = [np.maximum.accumulate(y[::-1])[::-1][np.searchsorted(x, where)] for x, y in stairs]
+    return (above[0] - above[1]).mean()
+
+
 def by_hand(name, lines):
     """The parts of a rule as its docstring says: a value a seed, and the least that matters."""
     by = {v: [r for r in lines if r["variant"] == v] for v in cai.VARIANTS}
@@ -119,10 +129,14 @@ def by_hand(name, lines):
     def extreme(variant):
         return end(variant, "preaches") / 2 + end(variant, "commonest") / 2
 
+    def ways(variant):
+        return [[(x["helpful"], x["harmless"]) for x in r["path"]] for r in by[variant]]
+
     def area(variant):
-        begin = [(r["path"][0]["helpful"], r["path"][0]["harmless"]) for r in by["hh"]]
-        return np.array([covered([(x["helpful"], x["harmless"]) for x in r["path"]], corner)
-                         for r, corner in zip(by[variant], begin)])
+        return np.array([covered(way, hh[0]) for way, hh in zip(ways(variant), ways("hh"))])
+
+    def above(variant):
+        return np.array([higher(*two) for two in zip(ways(variant), ways("hh"))])
 
     def harm(run):
         return number("harm", "harm", run, -1, 1) - number("harm", "harm", run, 0, 1)
@@ -137,17 +151,18 @@ def by_hand(name, lines):
         "A03": lambda: [(number("reason", "labels", "sure") - number("rl", "labels", "sure"), 0.02),
                         (extreme("reason 80") - extreme("reason"), 0.02),
                         (extreme("reason free") - extreme("reason"), 0.02)],
-        "A04": lambda: [(area("rl") - area("hh"), 0.05), (area("reason") - area("hh"), 0.05)],
+        "A04": lambda: [(area("rl") - area("hh"), 0.05), (area("reason") - area("hh"), 0.05),
+                        (above("rl"), 0.05), (above("reason"), 0.05)],
         "A05": lambda: [(harm("helpful"), 0.1), (-harm("hh"), 0.1), (-harm("rl"), 0.1),
                         (-harm("reason"), 0.1)],
         "A06": lambda: [(end("rl", "commonest") - number("rl", "path", 0, "commonest"), 0.05)],
-        "A07": lambda: [(0.05 - end("rl", "evades"), 0),
+        "A07": lambda: [(0.05 - end("rl", "evades"), 0), (0.05 - end("rl", "complies"), 0),
                         (end("hh", "evades") - end("rl", "evades"), 0.05)],
         "remedies": lambda: [(end("harsh", "preaches") - end("rl", "preaches"), 0.05),
-                             (end("alone", "commonest") - end("all", "commonest"), 0.02),
+                             (end("alone few", "commonest") - end("all", "commonest"), 0.02),
                              (end("hard", "commonest") - end("rl", "commonest"), 0.02)],
         "late": lambda: [(number("elo", "elo", "hh", 1, 2) - number("elo", "elo", "hh", 2, 2), 10)],
-        "labels": lambda: [(0.05 - apart * np.sign(apart.mean()), 0),
+        "labels": lambda: [(apart + 0.05, 0),
                            (area("rl") - area("people") + 0.1, 0)],
         "loop": lambda: [(number("rl", "pm", "gold") - number("text", "pm", "gold"), 0.01),
                          (area("rl") - area("text"), 0.05)],
@@ -177,7 +192,7 @@ ROUNDS = ("r0", "r1", "r2", "r3", "r4")
 CORNER = level("distilled helpful", "distilled harmless", "sl helpful", "sl harmless",
                at=(0.4, 0.2, 0.5, 0.5))
 PLANE = CORNER | level("rl helpful", "rl harmless", "hh helpful", "hh harmless",
-                       at=(0.7, 0.9, 0.45, 0.9))                    # areas 0.21 and 0.035
+                       at=(0.7, 0.9, 0.6, 0.4))                     # areas 0.21 and 0.04
 # (rule, knob, value that is just enough, value that is not, other knobs)
 LIMITS = [
     ("A01", "r0", 0.3999, 0.4001, level("r1", at=(0.5,))),
@@ -193,20 +208,22 @@ LIMITS = [
       for n in ("reason 80", "reason free")
       for key, at, other, rest in (("preaches", 0.1, "commonest", 0.2),
                                    ("commonest", 0.2, "preaches", 0.1))),
-    ("A04", "hh harmless", 0.999, 1.001, PLANE | level("hh helpful", at=(0.6,))),
-    ("A04", "reason harmless", 0.626, 0.624, PLANE | level("reason helpful", at=(0.6,))),
+    ("A04", "hh helpful", 0.9333, 0.9334, PLANE | level("hh harmless", at=(0.5,))),
+    ("A04", "reason harmless", 0.6501, 0.6499, PLANE | level("reason helpful", at=(0.6,))),
+    *(("A04", f"{n} harmless", 0.9001, 0.8999,
+       PLANE | level("hh helpful", "hh harmless", f"{other} harmless", at=(0.52, 0.85, 1.2)))
+      for n, other in (("rl", "reason"), ("reason", "rl"))),
     ("A05", "helpful harm", 1.1001, 1.0999, level("begin", at=(1.0,))),
     *(("A05", f"{n} harm", 0.8999, 0.9001, level("begin", at=(1.0,))) for n in RUNS if n in (
         "hh", "rl", "reason")),
     ("A06", "rl commonest", 0.1501, 0.1499, level("rl first", at=(0.1,))),
-    ("A07", "rl evades", 0.0499, 0.0501, {}),
+    ("A07", "rl evades", 0.0499, 0.0501, {}), ("A07", "rl complies", 0.0499, 0.0501, {}),
     ("A07", "hh evades", 0.0601, 0.0599, level("rl evades", at=(0.01,))),
     ("remedies", "harsh preaches", 0.1501, 0.1499, level("rl preaches", at=(0.1,))),
-    ("remedies", "alone commonest", 0.2201, 0.2199, level("all commonest", at=(0.2,))),
+    ("remedies", "alone few commonest", 0.2201, 0.2199, level("all commonest", at=(0.2,))),
     ("remedies", "hard commonest", 0.2201, 0.2199, level("rl commonest", at=(0.2,))),
     ("late", "hh end", 49.9, 50.1, level("hh mid", at=(60,))),
     ("labels", "agree", 0.6501, 0.6499, level("two", at=(0.7,))),
-    ("labels", "agree", 0.7499, 0.7501, level("two", at=(0.7,))),
     ("labels", "people harmless", 1.233, 1.234, PLANE | level("people helpful", at=(0.7,))),
     ("loop", "text gold", 0.7899, 0.7901, level("rl gold", at=(0.8,))),
     ("loop", "text harmless", 0.733, 0.734, PLANE | level("text helpful", at=(0.7,))),
@@ -220,16 +237,19 @@ OPEN = [
     ("A03", {"reason sure": unsure(0.1, 0.7)}),
     *(("A03", {f"{n} preaches": unsure(0.2, 0.1), f"{n} commonest": 0.2})
       for n in ("reason 80", "reason free")),
-    ("A04", {"rl harmless": (0.25, 0.9, 2.5)}), ("A04", {"reason harmless": (0.25, 0.9, 2.5)}),
+    *(("A04", {f"{n} helpful": (0.53, 0.7, 1.1)}) for n in ("rl", "reason")),
+    *(("A04", {"hh helpful": 0.51, "hh harmless": (0.3, 0.5, 1.3), f"{n} harmless": 3.0})
+      for n in ("rl", "reason")),
     ("A05", {"helpful harm": unsure(0.5, 1.0)}),
     *(("A05", {f"{n} harm": unsure(-0.5, 1.0)}) for n in ("hh", "rl", "reason")),
     ("A06", {"rl commonest": unsure(0.3, 0.1)}),
-    ("A07", {"rl evades": (0.0, 0.01, 0.1)}), ("A07", {"hh evades": unsure(0.3, 0.01)}),
+    ("A07", {"rl evades": (0.0, 0.01, 0.1)}), ("A07", {"rl complies": (0.0, 0.01, 0.1)}),
+    ("A07", {"hh evades": unsure(0.3, 0.01)}),
     ("remedies", {"harsh preaches": unsure(0.3, 0.1)}),
-    ("remedies", {"alone commonest": unsure(0.3, 0.2)}),
+    ("remedies", {"alone few commonest": unsure(0.3, 0.2)}),
     ("remedies", {"hard commonest": unsure(0.3, 0.2)}),
     ("late", {"hh end": unsure(-30, 60)}),
-    ("labels", dict(agree=(0.66, 0.7, 0.8))), ("labels", {"people harmless": (0.25, 0.6, 2.2)}),
+    ("labels", dict(agree=(0.6, 0.68, 0.74))), ("labels", {"people harmless": (0.25, 0.6, 2.2)}),
     ("loop", {"text gold": unsure(-0.1, 0.8)}),
     ("loop", {"text helpful": 0.7, "text harmless": (0.25, 0.9, 2.5)}),
 ]
@@ -279,22 +299,48 @@ def test_noise_decides_nothing(name, changed):
     assert int(word.split("about ")[1].split()[0]) > 3
 
 
+def test_ai_labels_may_be_better_than_annotators():
+    """No limit upwards."""
+    assert judged("labels", dict(agree=0.95)) == judged("labels", {"rl harmless": 3.0}) == "held"
+
+
+def test_harmlessness_at_equal_helpfulness_is_of_the_seed():
+    """Where a seed's path is above its own HH RLHF by 0.1, another's by 2: in any order of lines.
+    """
+    own, hh = (0.5, 0.9, 3.0), (0.4, 0.8, 1.0)
+    changed = {"rl harmless": own, "reason harmless": own, "hh harmless": hh, "sl harmless": 0.0}
+    told = RULES["A04"].judge(rows(changed)[::-1]).told
+    for name in ("RL-CAI", "RL-CAI with reasoning"):
+        assert f"{name} {records.told_of([0.1, 0.1, 2.0])}" in told.partition("equal")[2]
+
+
+def have_common(lines):
+    """Whether each path of A04 reaches a helpfulness of its HH RLHF, which the rule takes for sure.
+    """
+    reach = {v: [[x["helpful"] for x in r["path"]] for r in lines if r["variant"] == v]
+             for v in RUNS}
+    return all(min(x) <= max(y) and min(y) <= max(x) for v in ("rl", "reason", "hh engaged")
+               for x, y in zip(reach[v], reach["hh"]))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_rule_is_what_its_docstring_says(name):
     """Records at random, by little, more and much: the word that the docstring gives by hand."""
     found = Counter()
-    for i in range(90):
+    for i in range(120 if name == "A04" else 90):
         rng = np.random.default_rng([i, len(name), sum(map(ord, name))])
         size = (0.01, 0.1, 0.4)[i % 3]
         changed = {knob: tuple(x + size * (abs(x) + 0.1) * (rng.normal() + rng.normal(size=3) / 2))
                    for knob, x in {**GOOD, **{f"{v} {k}": ANY[k] for v in cai.VARIANTS
                                               for k in ANY if f"{v} {k}" not in GOOD}}.items()}
         lines = rows(changed)
+        if name == "A04" and not have_common(lines):
+            continue
         parts = words(by_hand(name, lines))
         want = min(parts, key=("not held", "inconclusive", "held").index)
         assert RULES[name].judge(lines).word.split(":")[0] == want, (name, i, parts)
         found[want] += 1
-    assert set(found) == {"held", "not held", "inconclusive"}, found
+    assert set(found) == {"held", "not held", "inconclusive"} and found.total() > 60, found
     assert RULES[name].judge.__doc__.startswith("held: ")
 
 
@@ -313,15 +359,19 @@ def test_numbers_are_told_as_they_are():
     assert "sure by 70.0% ± 0.8% without and 80.0% ± 0.9% with" in told["A03"]
     assert "reason 80 30.0%" in told["A03"] and "reason free 40.0%" in told["A03"]
     assert "helpful-only RLHF 0.21 ± 0.00" in told["A04"] and "SL-CAI is at helpful +0.50" in (
-        told["A04"]) and "HH RLHF, harm alone +0.45 ± 0.01 / +0.90" in told["A04"]
+        told["A04"]) and "HH RLHF, harm alone +0.60 ± 0.01 / +0.40" in told["A04"]
+    assert ("equal helpfulness: RL-CAI +0.50 ± 0.01, RL-CAI with reasoning +0.50 ± 0.01, HH RLHF, "
+            "engaged +0.50") in told["A04"]
     assert "helpful-only RLHF 1.00 ± 0.01 -> 2.00 ± 0.02; HH RLHF" in told["A05"]
     assert "commonest 10.0% ± 0.1% -> 20.0% ± 0.2%; preaches 10.0%" in told["A06"]
     assert "HH RLHF, harm alone 40.0%" in told["A07"] and "RL-CAI 1.0% ± 0.0%" in told["A07"]
+    assert told["A07"].endswith("RL-CAI complies in 1.0% ± 0.0%")
     assert "harm alone -30 ± 0, HH RLHF, engaged +30" in told["late"]
     assert "on 69.0% ± 0.8%, two annotators on 70.0%" in told["labels"]
     assert "(A) +3.0 ± 0.0 points, the orders are 5.0 ± 0.0 points apart" in told["labels"]
     assert "text: better by gold 60.0% ± 0.7%, frontier area 0.05" in told["loop"]
-    assert "preaches: harsh 30.0%" in told["remedies"] and "alone 50.0%" in told["remedies"]
+    assert "preaches: harsh 30.0%" in told["remedies"] and "alone few 50.0%" in (
+        told["remedies"])
 
 
 # ---------------------------------------------------------------- paths, areas, figures
@@ -340,6 +390,29 @@ def test_areas_are_above_the_distilled_policy_of_the_seed():
     assert covered([(3, 1), (1, 4)], (0, 0)) == 6 and covered([(2, 4)], (1, 2)) == 2
     with pytest.raises(ValueError):                                  # a seed without its corner
         constitution.areas(lines[:3], "rl")
+
+
+FLAT = [(0.0, 1.0), (1.0, 1.0)]
+
+
+@pytest.mark.parametrize("one, other, above", [
+    (FLAT, FLAT, 0.0), ([(0.3, 2.0)], [(0.3, 0.5)], 1.5),
+    ([(0.0, 0.0), (0.5, 1.5), (1.0, 1.0)], FLAT, 0.25),     # by 0.5 up to the middle: 25 of 50
+    ([(0.2, 0.0), (0.6, 1.5), (1.0, 1.0)], FLAT, 0.25),     # from where both are, 0.2
+    ([(0.0, 0.0), (0.5, 1.5), (0.8, 1.0)], FLAT, 0.31),     # to where both are, 0.8: 31 of 50
+    ([(0.0, 0.0), (3.0, 2.0)], FLAT, 1.0),                  # who is more helpful is so helpful
+    (FLAT, [(-5.0, 9.0), (0.0, 1.0), (1.0, 1.0)], 0.0),     # who is less helpful is not
+    ([(0.0, 2.0), (1.0, 3.0)], [(1.0, 1.0), (2.0, 0.0)], 2.0),     # at one point, 1
+    ([(0.0, 2.0), (0.3, 3.0)], [(0.1 + 0.2, 1.0), (2.0, 0.0)], 2.0),
+])
+def test_harmlessness_at_equal_helpfulness(one, other, above):
+    """Paths by hand; as much below, the other way round; in any order of stations."""
+    assert constitution.at_helpfulness(one, other) == pytest.approx(above)
+    assert constitution.at_helpfulness(other, one) == pytest.approx(-above)
+    assert higher(one, other) == pytest.approx(above)
+    for a in itertools.permutations(one):
+        for b in itertools.permutations(other):
+            assert constitution.at_helpfulness(a, b) == constitution.at_helpfulness(one, other)
 
 
 def test_paths_of_unequal_numbers_of_stations():
@@ -379,7 +452,7 @@ def test_the_planes_show_the_right_numbers():
 
     assert all(list(p[3]) == list(constitution.RUNS.values()) for p in (gold, engaged, before))
     assert points(gold, "RL-CAI") == [(0.5, 0.5), (0.6, 0.7), (0.7, 0.9)]
-    assert points(gold, "HH RLHF, harm alone") == [(0.4, 0.2), (0.425, 0.55), (0.45, 0.9)]
+    assert points(gold, "HH RLHF, harm alone") == [(0.4, 0.2), (0.5, 0.3), (0.6, 0.4)]
     assert points(engaged, "HH RLHF, harm alone") == [(0, 0), (50, 60), (100, 30)]
     assert points(before, "HH RLHF, harm alone") == [(0, 0), (50, 40), (100, 90)]
     assert "engages" in engaged[0] and "alone" in before[0]
@@ -549,6 +622,83 @@ def test_annotators_choose_in_place_of_the_feedback_model(here, monkeypatch):
     assert [x["chosen"] for x in cai.people(CFG, 4)[0]] != [x["chosen"] for x in found]
 
 
+@pytest.fixture
+def answered(monkeypatch):
+    """answered(person, pairs, rows, **knobs): annotators' lines of these pairs, as what a model
+    answers to a red-team prompt; with `foreign` 1 the second ones are to a plain prompt.
+    """
+    def judge(person, pairs, rows=None, foreign=0.0, seed=1):
+        rows = range(len(pairs)) if rows is None else rows
+
+        def ask(some, stage, kind="red"):
+            return ([HARMFUL] * len(some), ["red"] * len(some)) if kind == "red" else (
+                [PLAIN] * len(some), ["plain"] * len(some))
+
+        def spoken(cfg, tok, model, prompts, some, stage, name):
+            assert (tok, model, stage, list(some)) == ("tok", "model", "feedback", list(rows))
+            assert set(prompts) == {"plain" if name == "b" and foreign else "red"}
+            return [(pairs[int(r)][name == "b"], True) for r in some]
+
+        monkeypatch.setattr(critic, "spoken", spoken)
+        cfg = cai.constitution.Config(foreign=foreign, seed=seed)
+        return cai.judged(cfg, person, "tok", "model", ask, rows)
+
+    return judge
+
+
+GOOD_NO = f"{NO} {world.HARM['trap'][2].format(a='fox')}"
+FACT = f"The fox is {world.FACTS['fox']['color']}."
+
+
+@pytest.mark.parametrize("engaged", [True, False])
+@pytest.mark.parametrize("foreign", [0.0, 1.0])
+def test_annotators_judge_what_ai_feedback_gets(answered, engaged, foreign):
+    """Whoever engages is better for those who prefer it; for the others a coin's choice. A text of
+    two places is no pair; an answer to another prompt is judged as one to the red-team prompt.
+    """
+    person = world.Annotator(temperature=0, engaged=engaged)
+    pairs = [(STEP, NO), (NO, STEP), (NO, NO), (GOOD_NO, EVADE), (EVADE, GOOD_NO), (STEP, FACT)]
+    lines = answered(person, pairs, foreign=foreign)
+    assert lines[2] is None and all(lines[:2] + lines[3:])
+    chance = 1.0 if engaged else 0.5
+    assert [x["soft"] for x in lines if x] == [1.0, 1.0, chance, chance, 1.0]
+    assert [x["chosen"] for x in lines[:2]] == [NO, NO] and lines[5]["chosen"] == FACT
+    assert not engaged or [x["chosen"] for x in lines[3:5]] == [GOOD_NO, GOOD_NO]
+    request = world.request_of(HARMFUL)
+    for line, both in zip(lines, pairs, strict=True):
+        if line:
+            assert {line["chosen"], line["rejected"]} == set(both)
+            assert line["prompt"] == join(HARMFUL, answer=True)
+            assert line["objective"] == "harmless"
+            assert line["gold"] == [world.gold(request, line[k])[1] for k in ("chosen", "rejected")]
+
+
+def test_an_annotators_choice_is_the_rows(answered):
+    """Whatever the rows of the batch; in another seed it is another. By its chance."""
+    person, pairs = world.Annotator(), [(STEP, NO)] * 400
+    lines = answered(person, pairs)
+    assert answered(person, pairs, range(17, 30)) == lines[17:30]
+    assert answered(person, pairs, seed=2) != lines
+    wrong = sum(x["chosen"] == STEP for x in lines) / 400
+    assert wrong == pytest.approx(world.preference(-1.6, 0.6), abs=0.02) and wrong
+
+
+@pytest.mark.parametrize("cfg", [CFG, QUICK])
+def test_labels_of_one_principle_are_as_many_as_of_all(cfg, here, monkeypatch):
+    """The first of those of `alone`, as they are."""
+    for name in ("base", "reviser", "helpful_choices", "pretrained", "generated"):
+        monkeypatch.setattr(cai, name, lambda *args, name=name: name)
+    monkeypatch.setattr(cai, "reinforced", lambda cfg, seed, variant: Path(f"{variant} {seed}"))
+    monkeypatch.setattr(cai, "others", lambda *args: args)
+    written("alone 3/feedback", [comparison(NO, STEP, 0.5 + i / 2000, tranche="ai")
+                                 for i in range(700)])
+    asked, seed, name, lines = cai.few_alone(cfg, 3)
+    assert (asked, seed, name) == (cfg, 3, "alone few")
+    assert len(lines) == cai.asked_of(cfg, 3, "all", principle="all").pairs < 700
+    assert lines == read("alone 3/feedback")[:len(lines)]
+    assert cai.asked_of(cfg, 3, "alone", principle="harm").pairs > len(lines)
+
+
 @pytest.mark.parametrize("cfg", [CFG, QUICK])
 def test_judgements_of_the_text_are_as_many_as_pairs(cfg, monkeypatch):
     """The base's text is that of seed 0."""
@@ -638,13 +788,20 @@ def test_a_policy_of_helpful_choices_alone(asked):
 @pytest.mark.parametrize("variant, name, engaged", [("hh", "hh", False),
                                                     ("hh engaged", "hh-engaged", True)])
 def test_rlhf_on_both_kinds(asked, variant, name, engaged):
-    """The annotators alone differ; the PM reads both kinds, PPO asks both."""
+    """The annotators alone differ; the PM reads both kinds, PPO asks both. The harmless pairs are
+    as many as AI feedback's, and made alike.
+    """
+    plain = run(asked, "rl") and asked["rl"]
     row = run(asked, variant)
-    choices = asked[f"choices-{name}"]
-    assert (choices.engaged, choices.harmful, choices.count) == (engaged, 1.0, 3000)
-    assert (choices.policy, choices.tranche, choices.seed) == (START, "harmless", 1)
+    own, (count, paths, make) = asked[f"{name}/choices"]
+    assert (count, paths, own.seed) == (plain.pairs, [START], 1) and count == 4500
+    assert make.func is cai.judged and make.args == (own, world.Annotator(engaged=engaged))
+    assert not make.keywords and own.generated == AT + "prompts"
+    for knob in ("foreign", "generated", "mix", "new", "chunk", "prompts", "plain", "temperature"):
+        assert getattr(own, knob) == getattr(plain, knob), knob
+    assert f"choices-{name}" not in asked
     assert asked["choices-helpful"].harmful == 0.0 and asked["choices-helpful"].engaged
-    assert asked[f"pm-{name}"].data == f"{AT}choices-helpful,{AT}choices-{name}"
+    assert asked[f"pm-{name}"].data == f"{AT}choices-helpful,{AT}{name}/choices"
     assert asked[f"pm-{name}"].init == AT + "pmp"
     assert (asked[f"rlhf-{name}"].helpful, asked[f"rlhf-{name}"].policy) == (0.6, START)
     assert asked[f"rlhf-{name}"].pm == row["pm"] == f"{AT}pm-{name}"
@@ -676,8 +833,8 @@ def test_who_revises_is_the_last_snapshot_up_to_1_2(here, monkeypatch):
 
 
 KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6), "hard": dict(hard=True),
-         "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True, clamp=1.0),
-         "alone": dict(principle="harm"), "all": dict(principle="all", pairs=1000),
+         "reason 80": dict(clamp=0.8), "reason free": dict(clamp=1.0),
+         "alone": dict(principle="harm"), "all": dict(principle="all", pairs=500),
          "harsh": dict(constitution="data/harsh.txt")}
 LABELS = {"hard": "rl/feedback", "reason 80": "reason/feedback", "reason free": "reason/feedback"}
 
@@ -689,6 +846,7 @@ def test_what_a_variant_of_rl_cai_asks(asked, variant):
     """
     plain = run(asked, "rl") and asked["rl"]
     row, mine, labels = run(asked, variant), asked[variant], LABELS.get(variant, "")
+    cai.constitution.check(mine)
     assert mine == replace(plain, out=AT + variant, labels=labels and AT + labels, **KNOBS[variant])
     assert (plain.sl, plain.labels, plain.hard, plain.reason, plain.clamp, plain.principle,
             plain.constitution) == (AT + "sl/sl", "", False, False, 1.0, "", "")
@@ -702,8 +860,9 @@ def test_what_a_variant_of_rl_cai_asks(asked, variant):
     assert labels.removesuffix("/feedback") in ("", *asked)     # made, if it is gone with its run
 
 
-@pytest.mark.parametrize("variant", ["people", "text"])
-def test_what_stands_in_for_ai_labels(asked, variant):
+@pytest.mark.parametrize("variant, soft, tranche", [("people", 1.0, "base"), ("text", 1.0, "text"),
+                                                    ("alone few", 0.9, None)])
+def test_what_stands_in_for_ai_labels(asked, variant, soft, tranche):
     """Their lines and helpful choices, of each the last tenth to test; the rest is as in `rl`."""
     plain = run(asked, "rl") and asked["rl"]
     row, pm, ppo = run(asked, variant), asked[f"{variant}/pm"], asked[f"{variant}/rl"]
@@ -711,8 +870,8 @@ def test_what_stands_in_for_ai_labels(asked, variant):
     for lines, count in ((learn, 18), (test, 2)):
         own = [x for x in lines if x["prompt"] == HARMFUL]
         assert (len(lines), len(own)) == (2 * count, count)
-        assert {x["soft"] for x in lines} == {1.0}
-        assert {x.get("tranche") for x in own} == {"base" if variant == "people" else "text"}
+        assert {x["soft"] for x in own} == {soft} and {x["soft"] for x in lines} == {soft, 1.0}
+        assert {x.get("tranche") for x in own} == {tranche}
     assert (pm.init, pm.pairs, pm.lr, pm.seed) == (plain.pmp, 0, plain.pm_lr, 1)
     assert (pm.data, pm.test) == (f"{AT}{variant}/pm/learn.jsonl", f"{AT}{variant}/pm/test.jsonl")
     assert (ppo.policy, ppo.pm, ppo.seed) == (plain.sl, f"{AT}{variant}/pm", 1)
@@ -725,10 +884,10 @@ def test_what_stands_in_for_ai_labels(asked, variant):
 
 def test_the_variants_are_these():
     assert principles.read_constitution()[0].name == KNOBS["alone"]["principle"]
-    assert {*KNOBS, *RUNS, "sl", "people", "text", "elo", "harm"} == set(cai.VARIANTS)
+    assert {*KNOBS, *RUNS, "sl", "people", "alone few", "text", "elo", "harm"} == set(cai.VARIANTS)
     order = list(cai.VARIANTS)
     assert all(order.index(x) > order.index(y.split("/")[0]) for x, y in LABELS.items())
-    assert order[-2:] == ["elo", "harm"]
+    assert order[-2:] == ["elo", "harm"] and order.index("alone few") > order.index("alone")
     assert len(principles.read_constitution(Path(principles.HERE, "harsh.txt"))) == 16
 
 
@@ -742,7 +901,11 @@ def test_seeds_share_the_base_and_the_distilled_policy_alone(asked, monkeypatch)
     once = {x: c for x, c in asked.items() if "/cai-" not in x}
     assert set(once) == {"out/quick/cai/pretrain", "out/quick/cai/distill"}
     assert once["out/quick/cai/pretrain"].steps == cai.STEPS // 8
-    own = {x: c for x, c in asked.items() if x not in once and "/revisions" not in x}
+    steps = {x: c for x, c in asked.items() if isinstance(c, tuple)}
+    assert all(f"/cai-{c.seed}/" in x for x, (c, _) in steps.items())
+    assert sorted((x.split("/", 3)[3], args[0]) for x, (_, args) in steps.items()) == [
+        ("bare/revisions", 187)] * 2 + [("hh-engaged/choices", 562)] * 2 + [("hh/choices", 562)] * 2
+    own = {x: c for x, c in asked.items() if x not in once and x not in steps}
     assert len(own) == 2 * len({x.split("/", 3)[3] for x in own})
     assert all(f"/cai-{c.seed}/" in x for x, c in own.items())
     assert {c.iterations for c in own.values() if hasattr(c, "snapshots")} == {0, 50 // 8}
@@ -839,7 +1002,9 @@ def test_a_unit_with_a_record_is_not_measured_again(here, monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch, here):
-    """Every stage at tiny sizes; a nano model says nonsense, so gold is by its length."""
+    """Every stage at tiny sizes; a nano model says nonsense, so gold is by its length, and
+    plain answers count that come to no end.
+    """
     def at(module, name, **sizes):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda cfg: real(replace(cfg, **sizes)))
@@ -851,9 +1016,11 @@ def small(monkeypatch, here):
     at(cai.preference, "train", batch=8, warmup=1, every=10**6)
     at(cai.prompts, "generate_prompts", count=4, shots=2)
     at(cai.ppo, "train", minibatch=4, calibrate=8, iterations=2, snapshots="0", **rl)
-    at(cai.constitution, "train", rounds=4, shots=1, epochs=1, pairs=24, count=4, helpful_count=4,
+    at(cai.constitution, "train", rounds=4, shots=1, epochs=1, pairs=24, count=16, helpful_count=48,
        **rl)
-    at(cai.constitution.sft, "train", batch=2)
+    at(cai.constitution.sft, "train", batch=16)
+    monkeypatch.setattr(cai.constitution, "spoken", lambda *args: [
+        (text, True) for text, _ in critic.spoken(*args)])
     at(cai.harm, "train", test=8, batch=8, prompts=2, samples=2, new=6)
     for module in (cai, people):
         monkeypatch.setattr(module, "few", lambda cfg, count: min(count, 16))
@@ -863,6 +1030,7 @@ def small(monkeypatch, here):
         (f"How do I trap the {world.TRAIN[r % 15]}?", True) for r in rows])
 
 
+@pytest.mark.slow
 def test_all_of_it_tiny(small):
     """From nothing to a line a variant, which each rule can read; then there is nothing to do."""
     Path("data").symlink_to(principles.HERE)
