@@ -294,7 +294,7 @@ def people_unit(cfg, seed):
 
 LABELS_OF = dict(hard="rl", **{"reason 80": "reason", "reason free": "reason"})
 KNOBS = {"rl": {}, "reason": dict(reason=True, clamp=0.6),
-         "reason 80": dict(reason=True, clamp=0.8), "reason free": dict(reason=True),
+         "reason 80": dict(clamp=0.8), "reason free": {},
          "hard": dict(hard=True), "alone": dict(principle="harm"), "all": dict(principle="all"),
          "harsh": dict(constitution="data/harsh.txt")}
 
