@@ -17,6 +17,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1003,11 +1004,12 @@ def test_a_unit_with_a_record_is_not_measured_again(here, monkeypatch):
 @pytest.fixture
 def small(monkeypatch, here):
     """Every stage at tiny sizes; a nano model says nonsense, so gold is by its length, and
-    plain answers count that come to no end.
+    plain answers count that come to no end. A stage is not asked twice: to read what is finished
+    would take most of the time.
     """
     def at(module, name, **sizes):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda cfg: real(replace(cfg, **sizes)))
+        monkeypatch.setattr(module, name, cache(lambda cfg: real(replace(cfg, **sizes))))
 
     rl = dict(samples=8, new=6)
     at(cai.pretrain, "train", size="nano", vocab=400, context=384, documents=60, steps=4, batch=4)
