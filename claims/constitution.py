@@ -35,10 +35,11 @@ def paths(rows, variant):
 
 def at_helpfulness(one, other, steps=50):
     """Mean over the helpfulness that both paths reach of the harmlessness that `one` has there
-    above `other`'s: the best of their stations that are at least so helpful.
+    above `other`'s: the best of their stations that are at least so helpful. Where one is
+    throughout more helpful, at the most that the other reaches.
     """
-    low = max(min(x for x, _ in path) for path in (one, other))
     high = min(max(x for x, _ in path) for path in (one, other))
+    low = min(high, max(min(x for x, _ in path) for path in (one, other)))
     at = [low + (high - low) * i / (steps - 1) for i in range(steps)]
     best = [[max(y for x, y in path if x >= h - 1e-9) for h in at] for path in (one, other)]
     return mean_se(less(*best))[0]

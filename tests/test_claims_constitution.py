@@ -107,9 +107,12 @@ def covered(points, corner):
 
 
 def higher(one, other):
-    """Mean distance of two stairs (the highest of those to the right) over the range of both."""
+    """Mean distance of two stairs (the highest of those to the right) over the range of both; where
+    they have none, at the right end of the left one.
+    """
     stairs = [np.array(sorted(path)).T for path in (one, other)]
-    where = np.linspace(max(x[0] for x, _ in stairs), min(x[-1] for x, _ in stairs), 50) - 1e-9
+    left, right = max(x[0] for x, _ in stairs), min(x[-1] for x, _ in stairs)
+    where = np.linspace(min(left, right), right, 50) - 1e-9
     above = [np.maximum.accumulate(y[::-1])[::-1][np.searchsorted(x, where)] for x, y in stairs]
     return (above[0] - above[1]).mean()
 
@@ -315,33 +318,22 @@ def test_harmlessness_at_equal_helpfulness_is_of_the_seed():
         assert f"{name} {records.told_of([0.1, 0.1, 2.0])}" in told.partition("equal")[2]
 
 
-def have_common(lines):
-    """Whether each path of A04 reaches a helpfulness of its HH RLHF, which the rule takes for sure.
-    """
-    reach = {v: [[x["helpful"] for x in r["path"]] for r in lines if r["variant"] == v]
-             for v in RUNS}
-    return all(min(x) <= max(y) and min(y) <= max(x) for v in ("rl", "reason", "hh engaged")
-               for x, y in zip(reach[v], reach["hh"]))
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_the_rule_is_what_its_docstring_says(name):
     """Records at random, by little, more and much: the word that the docstring gives by hand."""
     found = Counter()
-    for i in range(120 if name == "A04" else 90):
+    for i in range(90):
         rng = np.random.default_rng([i, len(name), sum(map(ord, name))])
         size = (0.01, 0.1, 0.4)[i % 3]
         changed = {knob: tuple(x + size * (abs(x) + 0.1) * (rng.normal() + rng.normal(size=3) / 2))
                    for knob, x in {**GOOD, **{f"{v} {k}": ANY[k] for v in cai.VARIANTS
                                               for k in ANY if f"{v} {k}" not in GOOD}}.items()}
         lines = rows(changed)
-        if name == "A04" and not have_common(lines):
-            continue
         parts = words(by_hand(name, lines))
         want = min(parts, key=("not held", "inconclusive", "held").index)
         assert RULES[name].judge(lines).word.split(":")[0] == want, (name, i, parts)
         found[want] += 1
-    assert set(found) == {"held", "not held", "inconclusive"} and found.total() > 60, found
+    assert set(found) == {"held", "not held", "inconclusive"}, found
     assert RULES[name].judge.__doc__.startswith("held: ")
 
 
@@ -405,6 +397,7 @@ FLAT = [(0.0, 1.0), (1.0, 1.0)]
     (FLAT, [(-5.0, 9.0), (0.0, 1.0), (1.0, 1.0)], 0.0),     # who is less helpful is not
     ([(0.0, 2.0), (1.0, 3.0)], [(1.0, 1.0), (2.0, 0.0)], 2.0),     # at one point, 1
     ([(0.0, 2.0), (0.3, 3.0)], [(0.1 + 0.2, 1.0), (2.0, 0.0)], 2.0),
+    ([(0.0, 2.0), (0.3, 1.0)], [(0.5, 1.5), (0.6, 4.0)], -3.0),    # none: 1 at 0.3, 4 there, too
 ])
 def test_harmlessness_at_equal_helpfulness(one, other, above):
     """Paths by hand; as much below, the other way round; in any order of stations."""
