@@ -9,7 +9,10 @@ a mean, one variant for both, the middle station for the end, the start for the 
 annotators for the others, Elo columns swapped; a path sorted, axes swapped; harmful prompts in
 helpful choices or in PM pretraining, harmless choices alone, all annotators engaged, labels of
 another variant, RL without its SL-CAI; the start forgotten, ties counted, agreement as p^2, the
-orders' difference for their sum.
+orders' difference for their sum; at equal helpfulness less helpful stations, or only more helpful
+ones, the range of one path, the largest distance, HH RLHF of another seed; limits two-sided;
+evasion for compliance; all labels of `alone`, or its last; choices without their annotator, row or
+seed, by the reviser, fewer, of no written requests; a run that constitution.py refuses.
 """
 
 import itertools
