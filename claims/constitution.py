@@ -162,7 +162,8 @@ def verdict_a04(rows):
     """held: the frontier area of RL-CAI's path, and of RL-CAI's with reasoning, is above that of HH
     RLHF whose annotators judge harm alone (as those of the paper's older data), by two errors over
     paired seeds and 0.05 gold squared; and so is, at the helpfulness that both paths reach, the
-    mean gold harmlessness, by 0.05. (The second was added by a review, before all were recorded.)
+    mean gold harmlessness, by 0.05 (or at the most that the less helpful path reaches, where they
+    share none: in one seed). The second was added by a review, before all were recorded.
     """
     found = {name: areas(rows, name) for name in RUNS}
     level = {name: [at_helpfulness(*x) for x in zip(paths(rows, name), paths(rows, "hh"))]
