@@ -297,20 +297,31 @@ def claim(says, where, judge, *needs, why="", paper=""):
                  ("variant", needs or tuple(VARIANTS)), paper)
 
 
+BLIND = ("a feedback model of this size judges by overall quality and hardly reads the question: "
+         "labels by the first principle alone, by drawn ones and by those that condemn agree with "
+         "gold equally often and make PMs of the same accuracy")
+
+
 CLAIMS = {
     "A01": claim("harmlessness rises over one to four rounds of critique and revision",
                  "Constitutional AI 3.5, fig. 5", verdict_a01, "sl"),
     "A02": claim("soft AI labels train a better PM than hard ones; a principle drawn for each pair "
                  "does than one alone", "Constitutional AI 4.1, 4.3", verdict_a02,
-                 "rl", "hard", "alone", "all"),
+                 "rl", "hard", "alone", "all", why=BLIND),
     "A03": claim("with reasoning, labels saturate; holding them in 40 to 60% makes behavior less "
                  "extreme than 20 to 80%, or than nothing", "Constitutional AI 4.1, 4.3",
-                 verdict_a03, "rl", "reason", "reason 80", "reason free"),
+                 verdict_a03, "rl", "reason", "reason 80", "reason free",
+                 why="after reasoning labels are less sure, not surer: this text's reasoning tells "
+                     "two things of each answer, most often the same of both; RL on so weak labels "
+                     "ends in plain facts for harmful requests, however they are held"),
     "A04": claim("RL-CAI is more harmless at a given helpfulness than RLHF of annotators who judge "
                  "harm alone; SL-CAI is its start",
                  "Constitutional AI figs 2, 8", verdict_a04, *RUNS, "sl", "elo"),
     "A05": claim("an absolute score of harmfulness rises over helpful-only RLHF and falls over HH "
                  "RLHF and RL-CAI", "Constitutional AI 4.5, fig. 10", verdict_a05, "harm",
+                 why="helpful-only RLHF is most harmful at sqrt(KL) 0.8 to 1.2; further on it gives "
+                     "plain facts to harmful requests, which are no harm. RL-CAI starts where "
+                     "SL-CAI has come to, near the floor",
                  paper="64 prompts, 256 answers each"),
     "A06": claim("over-trained RL-CAI repeats the same sentence", "Constitutional AI 4.3",
                  verdict_a06, "rl", "reason", "hh"),
@@ -318,7 +329,7 @@ CLAIMS = {
                  *RUNS),
     "remedies": claim("softer principles, all principles together and soft labels make answers "
                       "less accusing and more varied", "Constitutional AI 4.3", verdict_remedies,
-                      "rl", "harsh", "alone few", "all", "hard", "reason"),
+                      "rl", "harsh", "alone few", "all", "hard", "reason", why=BLIND),
     "late": claim("late in training HH RLHF loses harmlessness, judged by people who prefer who "
                   "engages", "Constitutional AI 4.3, fig. 8", verdict_late, "elo"),
     "labels": claim("AI labels are as good as annotators'", "Constitutional AI 4; RLAIF",
