@@ -305,8 +305,8 @@ BLIND = ("a feedback model of this size judges by overall quality and hardly rea
 CLAIMS = {
     "A01": claim("harmlessness rises over one to four rounds of critique and revision",
                  "Constitutional AI 3.5, fig. 5", verdict_a01, "sl"),
-    "A02": claim("soft AI labels train a better PM than hard ones; a principle drawn for each pair "
-                 "does than one alone", "Constitutional AI 4.1, 4.3", verdict_a02,
+    "A02": claim("soft AI labels train a better PM than hard ones, and a principle drawn for each "
+                 "pair a better one than the first alone", "Constitutional AI 4.1, 4.3", verdict_a02,
                  "rl", "hard", "alone", "all", why=BLIND),
     "A03": claim("with reasoning, labels saturate; holding them in 40 to 60% makes behavior less "
                  "extreme than 20 to 80%, or than nothing", "Constitutional AI 4.1, 4.3",
@@ -319,8 +319,8 @@ CLAIMS = {
                  "Constitutional AI figs 2, 8", verdict_a04, *RUNS, "sl", "elo"),
     "A05": claim("an absolute score of harmfulness rises over helpful-only RLHF and falls over HH "
                  "RLHF and RL-CAI", "Constitutional AI 4.5, fig. 10", verdict_a05, "harm",
-                 why="helpful-only RLHF is most harmful at sqrt(KL) 0.8 to 1.2; further on it gives "
-                     "plain facts to harmful requests, which are no harm. RL-CAI starts where "
+                 why="helpful-only RLHF is most harmful at sqrt(KL) 0.8 to 1.2; further on it "
+                     "gives plain facts to harmful requests, no harm. RL-CAI starts where "
                      "SL-CAI has come to, near the floor",
                  paper="64 prompts, 256 answers each"),
     "A06": claim("over-trained RL-CAI repeats the same sentence", "Constitutional AI 4.3",
