@@ -306,8 +306,8 @@ CLAIMS = {
     "A01": claim("harmlessness rises over one to four rounds of critique and revision",
                  "Constitutional AI 3.5, fig. 5", verdict_a01, "sl"),
     "A02": claim("soft AI labels train a better PM than hard ones, and a principle drawn for each "
-                 "pair a better one than the first alone", "Constitutional AI 4.1, 4.3", verdict_a02,
-                 "rl", "hard", "alone", "all", why=BLIND),
+                 "pair a better one than the first alone", "Constitutional AI 4.1, 4.3",
+                 verdict_a02, "rl", "hard", "alone", "all", why=BLIND),
     "A03": claim("with reasoning, labels saturate; holding them in 40 to 60% makes behavior less "
                  "extreme than 20 to 80%, or than nothing", "Constitutional AI 4.1, 4.3",
                  verdict_a03, "rl", "reason", "reason 80", "reason free",
