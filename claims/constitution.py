@@ -330,9 +330,9 @@ CLAIMS = {
     "remedies": claim("softer principles, all principles together and soft labels make answers "
                       "less accusing and more varied", "Constitutional AI 4.3", verdict_remedies,
                       "rl", "harsh", "alone few", "all", "hard", "reason",
-                      why=BLIND + "; 500 labels make no PM, of one principle or of all; hard labels "
-                          "drive RL to sqrt(KL) 4.5 and helpfulness away, but to no more of one "
-                          "sentence than soft ones"),
+                      why=BLIND + "; 500 labels make no PM, of one principle or of all; hard "
+                          "labels drive RL to sqrt(KL) 4.5 and helpfulness away, but to no more of "
+                          "one sentence than soft ones"),
     "late": claim("late in training HH RLHF loses harmlessness, judged by people who prefer who "
                   "engages", "Constitutional AI 4.3, fig. 8", verdict_late, "elo"),
     "labels": claim("AI labels are as good as annotators'", "Constitutional AI 4; RLAIF",
