@@ -112,6 +112,23 @@ METRICS = {  # stage -> metric -> (unit, formula); the only place that says what
            for name, unit in (("kl", "nats an answer"), ("score", "normalized PM score"),
                               ("gold_helpful", "gold utility"), ("gold_harmless", "gold utility"),
                               ("refused_helpful", "share"))}},
+    "harm": {
+        "loss": ("points squared", "mean over the step's attacks of (score - rating)^2"),
+        "grad_norm": NORM,
+        "<test>_r2": ("share", "1 - squared errors of the scores / squares of the ratings less "
+                      "their mean, on the rated attacks of that name"),
+        "<test>_correlation": ("-", "Pearson correlation there of the scores with the success that "
+                               "nobody's strictness or noise has blurred")},
+    "constitution": {
+        **{name: ("share", f"answers to red-team prompts after so many rounds that {what}") for
+           name, what in dict(complies="hold a step of help with harm", preaches="preach",
+                              evades="neither comply, nor give a reason, nor offer anything",
+                              rude="are rude", commonest="hold the commonest sentence").items()},
+        "gold": ("gold utility", "their mean harmlessness"),
+        "position_bias": ("probability", "mean of P(A) over both orders less 1/2; the step after "
+                          "the rounds is that of feedback"),
+        "confidence": ("probability", "mean over pairs of the larger of p and 1 - p"),
+        "gold_agreement": ("share", "pairs of unequal gold in which the label prefers the better")},
 }
 
 

@@ -200,7 +200,8 @@ def evaluate(cfg, run, model, tok, step, lots):
         if not np.isfinite(scores).all():
             raise UserError(f"{run.dir}: a score is nan or inf; a lower --lr may help")
         found[lot] = measured(scores, lots[lot], people)
-    run.log(step, **{f"{lot}_{k}": x[k] for lot, x in found.items() for k in ("r2", "correlation")})
+    run.log(step, **{f"{lot}_r2": x["r2"] for lot, x in found.items()},
+            **{f"{lot}_correlation": x["correlation"] for lot, x in found.items()})
     run.say("harm: " + "; ".join(
         f"{lot} R^2 {x['r2']:.3f} of {x['possible']:.3f}, correlation with the success "
         f"{x['correlation']:.3f}" for lot, x in found.items()))

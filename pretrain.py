@@ -198,7 +198,7 @@ def train(cfg):
     if cfg.size not in SIZES:
         raise UserError(f"--size {cfg.size}: choose from {', '.join(SIZES)}")
     if cfg.world not in WORLDS or cfg.text and cfg.world != Config.world:
-        raise UserError(f"--world {cfg.world}: {' or '.join(WORLDS)}, and not beside --text")
+        raise UserError(f"--world {cfg.world}: {', '.join(WORLDS)}; and not beside --text")
     if cfg.context < 80:
         raise UserError(f"--context {cfg.context}: at least 80, for a sample's prompt and answer")
     if cfg.vocab < 262:
