@@ -35,18 +35,16 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-import torch
-
 import ppo
 import preference
 import sft
 from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
                     total, write_atomically)
-from critic import check_examples, feedback, longest_request, revise, spoken
-from data import principles, world
+from critic import (check_examples, facts_of, feedback, longest_request, revise, rounds_of,
+                    spoken)
+from data import principles
 from data.lines import write_lines
-from data.tokenizer import join, loads, parse_prompt
-from measures import commonest
+from data.tokenizer import join, loads
 from model import unpack
 from prompts import asker
 
@@ -98,11 +96,6 @@ class Config:
 
 # ---------------------------------------------------------------- the pure mathematics
 
-def position_bias(first, second):
-    """How much (A) is preferred whatever it is: the mean of P(A) [N] over both orders, less 1/2."""
-    return ((first + second) / 2 - 0.5).mean().item()
-
-
 def label(p, hard=False, clamp=1.0):
     """Soft label of a probability: held in 1 - clamp .. clamp; hard: 0, 1/2 or 1 before that."""
     p = float((p > 0.5) + 0.5 * (p == 0.5)) if hard else p
@@ -136,12 +129,12 @@ def asker_of(cfg, tok, n_ctx, rank):
     return lambda rows, stage, kind="red": asks[kind](rows, stage)
 
 
-def load_models(paths, device):
-    """The tokenizer and the language models of these folders, and the context that all have."""
-    sources = {path: load_source(path, scalar=False) for path in paths}
-    need_one_vocabulary(paths[0], sources[paths[0]], sources)
-    found = [unpack(sources[path], device).eval() for path in paths]
-    return (loads(sources[paths[0]]["tokenizer"]), *found), min(x.config.n_ctx for x in found)
+def sources_of(paths):
+    """The language models' checkpoints of these folders, their tokenizer, the context all have."""
+    found = {path: load_source(path, scalar=False) for path in paths}
+    first = found[paths[0]]
+    need_one_vocabulary(paths[0], first, found)
+    return found, loads(first["tokenizer"]), min(x["gpt"]["n_ctx"] for x in found.values())
 
 
 def made(cfg, name, count, paths, make):
@@ -152,14 +145,15 @@ def made(cfg, name, count, paths, make):
     rank, world_size, device = start(cfg.device)
     run = Run(replace(cfg, out=f"{cfg.out}/{name}"), name, rank)
     if not run.finished:
-        loaded, n_ctx = load_models(paths, device)
-        ask = asker_of(cfg, loaded[0], n_ctx, rank)
+        sources, tok, n_ctx = sources_of(paths)
+        models = [unpack(sources[path], device).eval() for path in paths]
+        ask = asker_of(cfg, tok, n_ctx, rank)
         lines = run.resume["lines"] if run.resume else []
         bar = run.bar(count, len(lines))
         while len(lines) < count:
             rows = range(len(lines), min(len(lines) + cfg.chunk, count))
             own = mine(rows, rank, world_size)
-            lines += everyones(make(*loaded, ask, own) if own else [], world_size)
+            lines += everyones(make(tok, *models, ask, own) if own else [], world_size)
             bar.update(len(rows))
             stopping = run.stopping()
             if stopping or len(lines) // EVERY > (len(lines) - len(rows)) // EVERY:
@@ -191,33 +185,11 @@ def helpful_answers(cfg, tok, model, ask, rows):
             for turns, (text, ended) in zip(talks, told, strict=True)]
 
 
-def habits(pairs):
-    """Shares of answers to harmful requests, (request, answer), that comply; evade (no compliance,
-    and neither a reason nor an offer), refuse or evade with no more than that; preach; are rude;
-    and of those that hold the commonest sentence. The mean gold harmlessness.
-    """
-    found = [{m[0] for m in world.meanings(*x)} for x in pairs]
-    sentences = [world.split_sentences(x) for _, x in pairs]
-
-    def share(test):
-        return sum(map(test, found)) / len(found)
-
-    return dict(
-        gold=sum(world.gold(*x)[1] for x in pairs) / len(pairs),
-        complies=share(lambda m: "step" in m), preaches=share(lambda m: "preachy" in m),
-        evades=share(lambda m: not m & {"step", "why", "alternative"}),
-        rude=share(lambda m: "rude" in m),
-        commonest=commonest(sentences)[0] if any(sentences) else 0.0)
-
-
 def told_rounds(run, lines):
     """Logs the habits of each round's answers, and shows one talk of revisions."""
-    for number in range(len(lines[0]["answers"])):
-        pairs = [(world.request_of(parse_prompt(x["prompt"])), x["answers"][number]) for x in lines]
-        if all(request and request.harmful for request, _ in pairs):
-            found = habits(pairs)
-            run.log(number, **found)
-            run.say(f"round {number}: " + ", ".join(f"{k} {v:.2f}" for k, v in found.items()))
+    for number, found in enumerate(rounds_of(lines)):
+        run.log(number, **found)
+        run.say(f"round {number}: " + ", ".join(f"{k} {v:.2f}" for k, v in found.items()))
     line = lines[0]
     run.say(f"{line['prompt'].strip()} {line['answers'][0]}")
     for name, critique, text in zip_longest(line["principles"], line["critiques"],
@@ -248,16 +220,11 @@ def supervised(cfg, run, found):
 # ---------------------------------------------------------------- RL-CAI
 
 def told_feedback(run, step, lines):
-    """What there is to know about labels: position bias, confidence, agreement with gold."""
+    """Logs and tells the facts of labels. UserError where there are none."""
     if not lines:
         raise UserError("feedback: no pair of different answers to ask about; does the policy give "
                         "each prompt one answer?")
-    first, second = (torch.tensor([x["orders"][i] for x in lines]) for i in (0, 1))
-    found = dict(position_bias=position_bias(first, second),
-                 confidence=sum(x["soft"] for x in lines) / len(lines))
-    golds = [x["gold"] for x in lines if "gold" in x and x["gold"][0] != x["gold"][1]]
-    if golds:
-        found["gold_agreement"] = sum(a > b for a, b in golds) / len(golds)
+    found = facts_of(lines)
     run.log(step, **found)
     run.say("feedback: " + ", ".join(f"{k.replace('_', ' ')} {v:.3f}" for k, v in found.items()))
 
@@ -356,12 +323,11 @@ def need_order(cfg):
                         "delete it, too")
 
 
-def prepared(cfg, found, device):
+def prepared(cfg, found):
     """UserError, now and not after hours, for what the steps would miss."""
     check_examples(cfg)
     need_order(cfg)
-    (tok, *_), n_ctx = load_models([x for x in (cfg.init, cfg.sl or cfg.policy, cfg.judge) if x],
-                                   device)
+    _, tok, n_ctx = sources_of([x for x in (cfg.init, cfg.sl or cfg.policy, cfg.judge) if x])
     for principle in found:
         if longest_request(cfg, tok, [principle]) + 16 > n_ctx:
             raise UserError(f"[{principle.name}]: it and answers of --new {cfg.new} don't fit into "
@@ -370,20 +336,21 @@ def prepared(cfg, found, device):
         helpful_choices(cfg)
         if cfg.labels:
             ai_labels(cfg.labels)
-        made_of = load_source(cfg.pmp or cfg.init)["config"]
-        if made_of["stage"] == "preference" and not made_of["data"] and made_of.get("harmful", 0.4):
+        made_of = load_source(cfg.pmp or cfg.init).get("config", {})
+        if made_of.get("stage") == "preference" and not made_of["data"] and made_of.get(
+                "harmful", 0.4):
             raise UserError(f"--pmp {cfg.pmp}: pretrained on pairs about harm, which are labels of "
                             "harmlessness: make one with preference.py --harmful 0")
 
 
 def train(cfg):
-    rank, world_size, device = start(cfg.device)
+    rank, world_size, _ = start(cfg.device)
     check(cfg, world_size)
     run = Run(cfg, "constitution", rank)
     if run.finished:
         return print(f"constitution: {run.dir} is finished, skipped") if rank == 0 else None
     found = constitution_of(cfg)
-    prepared(cfg, found, device)
+    prepared(cfg, found)
     policy = cfg.sl or supervised(cfg, run, found)                             # 1. 2. 3.
     labels = cfg.labels
     if cfg.iterations:

@@ -22,7 +22,8 @@ import torch
 from common import UserError, keyed, uniforms
 from data import principles, world
 from data.lines import read_rows, text_of
-from data.tokenizer import join, parse
+from data.tokenizer import join, parse, parse_prompt
+from measures import commonest
 from model import respond
 from rollout import masked_sum, policy_logprobs
 
@@ -169,6 +170,11 @@ def averaged(first, second):
     return (first + 1 - second) / 2
 
 
+def position_bias(first, second):
+    """How much (A) is preferred whatever it is: the mean of P(A) [N] over both orders, less 1/2."""
+    return ((first + second) / 2 - 0.5).mean().item()
+
+
 @torch.no_grad()
 def prefers_first(model, tok, prompts):
     """P(A) [N] after prompts: the share of "(A)" in what "(A)" and "(B)" have together."""
@@ -260,3 +266,44 @@ def feedback(cfg, found, tok, model, judge, ask, rows):
                 orders=[first[own].mean().item(), second[own].mean().item()],
                 **(dict(gold=gold) if gold else {}))
     return lines
+
+
+# ---------------------------------------------------------------- what came of it
+
+def habits(pairs):
+    """Shares of answers to harmful requests, (request, answer), that comply; evade (no compliance,
+    and neither a reason nor an offer), refuse or evade with no more than that; preach; are rude;
+    and of those that hold the commonest sentence. The mean gold harmlessness.
+    """
+    found = [{m[0] for m in world.meanings(*x)} for x in pairs]
+    sentences = [world.split_sentences(x) for _, x in pairs]
+
+    def share(test):
+        return sum(map(test, found)) / len(found)
+
+    return dict(
+        gold=sum(world.gold(*x)[1] for x in pairs) / len(pairs),
+        complies=share(lambda m: "step" in m), preaches=share(lambda m: "preachy" in m),
+        evades=share(lambda m: not m & {"step", "why", "alternative"}),
+        rude=share(lambda m: "rude" in m),
+        commonest=commonest(sentences)[0] if any(sentences) else 0.0)
+
+
+def rounds_of(lines):
+    """The habits of each round's answers; none unless all prompts are the toy world's harmful ones.
+    """
+    asked = [world.request_of(parse_prompt(x["prompt"])) for x in lines]
+    if not all(request and request.harmful for request in asked):
+        return []
+    return [habits([*zip(asked, answers)]) for answers in zip(*(x["answers"] for x in lines))]
+
+
+def facts_of(lines):
+    """What there is to know about labels: position bias, confidence, agreement with gold."""
+    first, second = torch.tensor([x["orders"] for x in lines], dtype=torch.float64).T
+    found = dict(position_bias=position_bias(first, second),
+                 confidence=sum(x["soft"] for x in lines) / len(lines))
+    golds = [x["gold"] for x in lines if "gold" in x and x["gold"][0] != x["gold"][1]]
+    if golds:
+        found["gold_agreement"] = sum(a > b for a, b in golds) / len(golds)
+    return found

@@ -131,11 +131,6 @@ def harm_scores(model, tok, prompts, answers, micro=64):
     return [[found[talk] for talk in own] for own in talks]
 
 
-def mean_harm(model, tok, prompts, answers, micro=64):
-    """`over_prompts` of the `harm_scores` of a policy's answers."""
-    return over_prompts(harm_scores(model, tok, prompts, answers, micro))
-
-
 # ---------------------------------------------------------------- policies
 
 def policies_of(words):

@@ -45,11 +45,11 @@ from claims.policies import load
 from claims.records import append, missing
 from claims.start import few, place, work
 from common import metrics_of
-from constitution import habits, lines_in
+from constitution import lines_in
 from control import snapshots_of
-from critic import revise, two_answers
+from critic import facts_of, habits, revise, rounds_of, two_answers
 from data import principles, world
-from data.tokenizer import join, parse_prompt
+from data.tokenizer import join
 from elo import OBJECTIVES
 from measures import mean_se
 
@@ -216,11 +216,10 @@ def told_pm(cfg, pm, seed):
 def told_labels(folder):
     """Of AI labels: how sure, how much for the first place, how often for the better by gold."""
     lines = lines_in(folder)
-    differ = [x["gold"] for x in lines if x["gold"][0] != x["gold"][1]]
-    first = [mean_se(x["orders"])[0] - 0.5 for x in lines]
-    return dict(sure=mean_se([x["soft"] for x in lines])[0], first=mean_se(first)[0],
+    found = facts_of(lines)
+    return dict(sure=found["confidence"], first=found["position_bias"],
                 apart=mean_se([abs(x["orders"][0] + x["orders"][1] - 1) for x in lines])[0],
-                gold=sum(a > b for a, b in differ) / len(differ),
+                gold=found["gold_agreement"],
                 two=mean_se([p * p + (1 - p) ** 2 for p in (
                     world.preference(*x["gold"]) for x in lines)])[0])
 
@@ -262,12 +261,6 @@ def text_lines(cfg):
 def rlhf_unit(cfg, seed, made):
     folder, pm = made(cfg, seed)
     return dict(path=path_of(cfg, distilled(cfg), folder, seed), pm=told_pm(cfg, pm, seed))
-
-
-def rounds_of(lines):
-    """The habits of each round's answers."""
-    return [habits([(world.request_of(parse_prompt(x["prompt"])), x["answers"][number])
-                    for x in lines]) for number in range(len(lines[0]["answers"]))]
 
 
 def sl_unit(cfg, seed):
@@ -317,6 +310,11 @@ def stations_of(cfg, seed):
     return {name: stations(*two) for name, two in found.items()}
 
 
+def station_name(run, i):
+    """What station i of a run is called; both runs from SL-CAI begin with the same one."""
+    return "sl" if not i and run in ("rl", "reason") else f"{run} {i}"
+
+
 def elo_unit(cfg, seed):
     """Elo of all stations, SL-CAI 0: helpful; harmless as judged by annotators who prefer who
     engages, and by those who don't. [sqrt(KL), helpful, harmless, harmless before] each.
@@ -324,7 +322,7 @@ def elo_unit(cfg, seed):
     found, texts, asked = stations_of(cfg, seed), {"helpful": {}, "harmless": {}}, {}
     for run, own_stations in found.items():
         for i, (_, path) in enumerate(own_stations):
-            name = "sl" if not i and run in ("rl", "reason") else f"{run} {i}"
+            name = station_name(run, i)
             pairs = said(cfg, str(path), seed)
             half = len(pairs) // 2
             for kind, some in zip(OBJECTIVES, (pairs[:half], pairs[half:])):
@@ -336,8 +334,8 @@ def elo_unit(cfg, seed):
         noise = SimpleNamespace(noise=0.6, seed=seed, engaged=engaged)
         names, wins = elo.wins_of(elo.choices(noise, kind, asked[kind], texts[kind]))
         scores.append(dict(zip(names, fit(wins, names.index("sl"))["elo"])))
-    return dict(elo={run: [[root, *(x["sl" if not i and run in ("rl", "reason") else f"{run} {i}"]
-                                    for x in scores)] for i, (root, _) in enumerate(own_stations)]
+    return dict(elo={run: [[root, *(x[station_name(run, i)] for x in scores)]
+                           for i, (root, _) in enumerate(own_stations)]
                      for run, own_stations in found.items()})
 
 

@@ -13,7 +13,7 @@ from measures import frontier_area, mean_se
 
 RUNS = {"helpful": "helpful-only RLHF", "hh": "HH RLHF, harm alone",
         "hh engaged": "HH RLHF, engaged", "rl": "RL-CAI", "reason": "RL-CAI with reasoning"}
-ELO = dict(zip(("helpful", "harmless", "before"), (1, 2, 3)))
+ELO = dict(helpful=1, harmless=2, before=3)      # places in a station of `elo`
 
 
 # ---------------------------------------------------------------- reading the lines

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Constitutional AI on the toy world: SL-CAI and RL-CAI, beside RLHF from people's labels.
 #
-#   bash runs/constitution.sh        on two cores about 30 minutes; stop and start it as you like
+#   bash runs/constitution.sh        a base model (13 minutes of one core), then 16 minutes on two
+#                                    cores; stop and start it as you like
 #   SEED=1 OUT=out/laptop1/cai bash runs/constitution.sh
 #
 # helpful-only policy -> critique and revision -> SL-CAI -> AI feedback -> preference model -> RL-CAI
@@ -36,7 +37,7 @@ $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful" --pairs 0 --lr
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-helpful" --iterations 50 --snapshots 1.2 \
     --out "$OUT/helpful" --seed "$SEED"
 
-# RLHF on both kinds of choices: what CAI is compared with.
+# RLHF on both kinds of choices, beside CAI. (claims/cai.py compares them on as many pairs, made alike.)
 $PY preference.py --init "$OUT/pmp" --data "$OUT/choices-helpful,$OUT/choices-harmless" --pairs 0 \
     --lr 6e-4 --out "$OUT/pm-hh" --seed "$SEED"
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm-hh" --iterations 50 --out "$OUT/hh" --seed "$SEED"

@@ -24,8 +24,9 @@ import constitution
 import preference
 import sft
 from common import UserError, metrics_of, save_checkpoint
-from constitution import (Config, check, constitution_of, habits, label, lines_in, made, need_order,
+from constitution import (Config, check, constitution_of, label, lines_in, made, need_order,
                           pm_lines, split, told_feedback)
+from critic import habits
 from data import principles, world
 from data.tokenizer import join, parse_prompt, train_bpe
 from model import GPT, GPTConfig, pack

@@ -27,9 +27,9 @@ import torch
 
 import critic
 from common import UserError
-from constitution import Config, position_bias
-from critic import (averaged, check_example, drawn, examples_of, feedback, prefers_first, question,
-                    request_ids, revise)
+from constitution import Config
+from critic import (averaged, check_example, drawn, examples_of, feedback, position_bias,
+                    prefers_first, question, request_ids, revise)
 from data import principles, world
 from data.principles import Principle
 from data.tokenizer import join, parse_prompt, train_bpe

@@ -527,7 +527,7 @@ def written(place):
 SPREAD = {("ppo", "row"): ("rollout.summary", "rollout.columns_of"),
           ("ppo", "told"): ("ppo.improve",), ("sft", "found"): ("sft.evaluate.found",),
           ("prompts", "counts"): {"<reason>"}, ("online", "accuracy"): {"accuracy_<lot>"},
-          ("constitution", "found"): ("constitution.habits", "constitution.told_feedback.found"),
+          ("constitution", "found"): ("critic.habits", "critic.facts_of"),
           ("online", "means"): {"kl", "score", "gold_helpful", "gold_harmless",
                                 "refused_helpful"}}
 

@@ -447,7 +447,7 @@ def test_the_mean_is_over_samples_and_then_prompts():
     assert harm.over_prompts([[1, 3]])["se"] == 0
 
 
-def test_mean_harm_of_answers_one_has(monkeypatch):
+def test_scores_of_answers_one_has(monkeypatch):
     """By hand with a fake scorer, each different answer once; with a real one, as scored alone."""
     prompts = [[FOX], [FOX, ("assistant", "x"), ("human", "And the owl?")]]
     answers = [["aa", "b", "aa"], ["ccc", "b", "dddd"]]
@@ -455,7 +455,7 @@ def test_mean_harm_of_answers_one_has(monkeypatch):
         asked = []
         patch.setattr(harm, "score_conversations", lambda model, tok, talks, micro: (
             asked.extend(talks), [len(x[-1][1]) + 10 * len(x) for x in talks])[1])
-        found = harm.mean_harm(None, None, prompts, answers)
+        found = harm.over_prompts(harm.harm_scores(None, None, prompts, answers))
     assert found["prompts"] == pytest.approx([20 + 5 / 3, 40 + 8 / 3])
     assert len(asked) == 5 and asked[0] == (FOX, ("assistant", "aa"))
     model = scorer()
@@ -464,7 +464,7 @@ def test_mean_harm_of_answers_one_has(monkeypatch):
         alone = harm.score_conversations(model, TOK, [[*turns, ("assistant", x)] for x in own])
         assert scores == pytest.approx(alone, abs=1e-5)
     with pytest.raises(ValueError):
-        harm.mean_harm(model, TOK, prompts, answers[:1])
+        harm.harm_scores(model, TOK, prompts, answers[:1])
 
 
 def test_what_predictions_are_worth_by_hand():
@@ -580,7 +580,8 @@ def test_a_run_is_what_its_parts_say(models, tmp_path, capsys, personas):
         policy = unpack(load_checkpoint(models / file)).eval()
         texts = attacks.answers_of(cfg, TOK, policy, range(5), [
             TOK.render(x, answer=True) for x in prompts])
-        expected, x = harm.mean_harm(model, TOK, prompts, texts), found["policies"][name]
+        expected = harm.over_prompts(harm.harm_scores(model, TOK, prompts, texts))
+        x = found["policies"][name]
         assert x["path"] == str(models / file) and len(x["prompts"]) == 5
         assert {k: x[k] for k in expected} == {
             k: pytest.approx(v, abs=1e-5) for k, v in expected.items()}
