@@ -1,7 +1,8 @@
 """The GPT, all of it: attention, blocks, heads, log-probs, KV-cached generation.
 
-GPT-2's architecture and parameter names. Letters: B rows, T positions, P prompt tokens, R response
-tokens, C width, H heads, D = C / H head width, V vocabulary, S cache slots.
+GPT-2's architecture and parameter names; four options of GPTConfig make it GPT-NeoX's (Pythia).
+Letters: B rows, T positions, P prompt tokens, R response tokens, C width, H heads, D = C / H head
+width, V vocabulary, S cache slots.
 
 `forward` returns hidden states [B, T, C], or those asked for; the language-model head is applied
 only where a log-prob is needed (`logprobs`), and `score` is the scalar head of the preference model
@@ -32,20 +33,35 @@ class GPTConfig:
     n_layer: int = 4
     n_head: int = 4
     n_embd: int = 128      # width C
-    scalar: bool = False   # has the scalar head (preference model, critic)
+    scalar: bool = False   # has the scalar head (preference model, critic), and no other
+    rotary: float = 0.0       # share of each head that positions turn; 0: they have a table
+    parallel: bool = False    # a block adds attention and MLP of one x, not one after the other
+    tied: bool = True         # the language-model head is the embedding
+    exact_gelu: bool = False  # x Phi(x) itself, not by tanh
+
+    @property
+    def turned(self):
+        """Numbers of each head's D that positions turn."""
+        return int(self.n_embd // self.n_head * self.rotary)
 
 
 # name -> (layers, heads, width); the toy sizes grow by about 4x in parameters, four are GPT-2's
 SIZES = {"nano": (2, 2, 48), "micro": (3, 3, 72), "toy": (4, 4, 128), "mini": (6, 6, 192),
          "small": (6, 6, 384), "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024),
-         "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+         "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600),
+         "pythia-14m": (6, 4, 128), "pythia-31m": (6, 8, 256), "pythia-70m": (6, 8, 512),
+         "pythia-160m": (12, 12, 768), "pythia-410m": (24, 16, 1024), "pythia-1b": (16, 8, 2048),
+         "pythia-1.4b": (24, 16, 2048), "pythia-2.8b": (32, 32, 2560),
+         "pythia-6.9b": (32, 32, 4096), "pythia-12b": (36, 40, 5120)}
+PYTHIA = dict(rotary=0.25, parallel=True, tied=False, exact_gelu=True)
 
 
 def sized(name, vocab, n_ctx, scalar=False):
     """The GPTConfig of a named size."""
     if name not in SIZES:
         raise ValueError(f"size {name!r}: choose from {', '.join(SIZES)}")
-    return GPTConfig(vocab, n_ctx, *SIZES[name], scalar)
+    return GPTConfig(vocab, n_ctx, *SIZES[name], scalar,
+                     **(PYTHIA if name.startswith("pythia") else {}))
 
 
 # ---------------------------------------------------------------- attention
@@ -238,23 +254,37 @@ def gelu(x):
     return Gelu.apply(x) if torch.is_grad_enabled() else Gelu.gate(x).mul_(x)
 
 
+def turned(qkv, cos, sin):
+    """qkv [B, T, 3, H, D] with q and k turned by their positions (RoFormer, Su et al. 2021).
+
+    Numbers i and i + d/2 of the first d of D are a point in a plane, cos and sin [B, T, 1, 1, d/2]
+    those of its angle. So q . k depends on the distance of two positions alone.
+    """
+    half, (qk, v) = cos.shape[-1], qkv.split((2, 1), 2)
+    a, b, rest = qk.split((half, half, qkv.shape[-1] - 2 * half), -1)
+    qk = torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+    return torch.cat([qk.to(v.dtype), v], 2)
+
+
 class Attention(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.n_head = c.n_head
+        self.n_head, self.turned = c.n_head, c.turned
         self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd)
         self.c_proj = nn.Linear(c.n_embd, c.n_embd)
 
-    def split(self, x, rows=None):
+    def split(self, x, turns, rows=None):
         """x [B, T, C] -> q, k, v, each [B, H, T, D]; where Rows have pads, x is [1, N, C]."""
-        C = x.shape[2]
+        (B, T, C), d = x.shape, self.turned
         bias = self.c_attn.bias
         if torch.is_grad_enabled():
-            # The softmax does not see the keys' bias: its gradient is rounding, Adam would grow it.
-            q, k, v = bias.split(C)
-            bias = torch.cat([q, k.detach(), v])
+            # The softmax does not see the keys' bias, but where positions turn it: the gradient of
+            # the rest is rounding, Adam would grow it.
+            q, k, v = bias.view(3, self.n_head, -1)
+            bias = torch.stack([q, torch.cat([k[:, :d], k[:, d:].detach()], 1), v]).flatten()
         qkv = F.linear(x, self.c_attn.weight, bias)
-        B, T = x.shape[:2]
+        if turns is not None:
+            qkv = turned(qkv.view(B, T, 3, self.n_head, -1), *turns).flatten(2)
         if rows is not None:
             B, T = rows.shape
             qkv = Spread.apply(qkv[0], rows.real, B * T)
@@ -266,9 +296,10 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(c.n_embd, 4 * c.n_embd)
         self.c_proj = nn.Linear(4 * c.n_embd, c.n_embd)
+        self.gelu = F.gelu if c.exact_gelu else gelu
 
     def forward(self, x):
-        return self.c_proj(gelu(self.c_fc(x)))
+        return self.c_proj(self.gelu(self.c_fc(x)))
 
 
 class Block(nn.Module):
@@ -276,11 +307,12 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.attn = nn.LayerNorm(c.n_embd), Attention(c)
         self.ln_2, self.mlp = nn.LayerNorm(c.n_embd), MLP(c)
+        self.parallel = c.parallel
 
-    def forward(self, x, layout, keep=None, asked=None):
+    def forward(self, x, layout, turns=None, keep=None, asked=None):
         """x [B, T, C] -> the same, or only at `asked`, indices into the B * T tokens."""
         padded = layout if isinstance(layout, Rows) and layout.real is not None else None
-        q, k, v = self.attn.split(self.ln_1(x), padded)
+        q, k, v = self.attn.split(self.ln_1(x), turns, padded)
         if keep is not None:
             keep.append((k, v))
         y = attention(q, k, v, layout).transpose(1, 2).flatten(2)    # [B, T, C] heads side by side
@@ -288,8 +320,12 @@ class Block(nn.Module):
             y = Gather.apply(y.flatten(0, 1), padded.real)[None]     # [1, N, C]
         if asked is not None:
             x, y = x.flatten(0, 1)[asked], y.flatten(0, 1)[asked]    # [..., C]
-        x = x + self.attn.c_proj(y)
-        return x + self.mlp(self.ln_2(x))
+        return self.add(x, y)
+
+    def add(self, x, y):
+        """x, and what the heads say to it, y [..., C] -> the block's end."""
+        after = x + self.attn.c_proj(y)
+        return after + self.mlp(self.ln_2(x if self.parallel else after))
 
 
 class GPT(nn.Module):
@@ -298,12 +334,17 @@ class GPT(nn.Module):
         c = self.config = config
         if c.n_embd % c.n_head:
             raise ValueError(f"width {c.n_embd} is not divisible by {c.n_head} heads")
+        if c.turned % 2:
+            raise ValueError(f"rotary {c.rotary}: {c.turned} numbers of a head are no pairs")
         self.wte = nn.Embedding(-(-c.vocab // 64) * 64, c.n_embd)
-        self.wpe = nn.Embedding(c.n_ctx, c.n_embd)
+        if not c.turned:
+            self.wpe = nn.Embedding(c.n_ctx, c.n_embd)
         self.h = nn.ModuleList(Block(c) for _ in range(c.n_layer))
         self.ln_f = nn.LayerNorm(c.n_embd)
         if c.scalar:
             self.score_head = nn.Linear(c.n_embd, 1)
+        elif not c.tied:
+            self.lm_head = nn.Linear(*self.wte.weight.shape[::-1], bias=False)
         self.checkpoint = False   # in training, compute each block again in the backward pass
         self.reset()
 
@@ -311,8 +352,11 @@ class GPT(nn.Module):
         """Weights N(0, std), residual projections / sqrt(2 layers), layer norms 1, the others 0.
 
         The others are the biases and the scalar head. std = 0.64 / sqrt(C) is GPT-2's 0.02 at
-        width 1024. Narrow models learn to copy many times later with 0.02.
+        width 1024. Narrow models learn to copy many times later with 0.02. On torch's device
+        "meta", where tensors are but shapes, nothing is done.
         """
+        if self.device.type == "meta":
+            return self
         wide = 0.64 / math.sqrt(self.config.n_embd)
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
@@ -367,12 +411,12 @@ class GPT(nn.Module):
             every = torch.arange(B * T, device=ids.device).view(B, T) if place is None else place
             asked = every[at]                             # numbers of tokens, of any shape
         with autocast(ids.device):
-            x = self.wte(ids) + self.wpe(positions)       # [B, T, C], or [1, N, C] packed
+            x, turns = self.embed(ids, positions)         # [B, T, C], or [1, N, C] packed
             for i, block in enumerate(self.h):
                 last = at is not None and i == len(self.h) - 1
                 if layers is not None:
                     layers.append(x.flatten(0, 1)[asked])
-                more = layout, keep, asked if last else None
+                more = layout, turns, keep, asked if last else None
                 if self.checkpoint and self.training:
                     x = checkpoint(block, x, *more, use_reentrant=False)
                 else:
@@ -384,10 +428,20 @@ class GPT(nn.Module):
             keep[:] = [[y[0].transpose(0, 1)[place].transpose(1, 2) for y in kv] for kv in keep]
         return x if at is not None or place is None else x[0][place]
 
+    def embed(self, ids, positions):
+        """ids, positions [B, T] -> x [B, T, C], and what `turned` takes (None: x has positions)."""
+        d = self.config.turned
+        if not d:
+            return self.wte(ids) + self.wpe(positions), None
+        steps = torch.arange(0, d, 2, dtype=torch.float32, device=ids.device) / d
+        angles = positions[..., None, None, None].float() * (1 / 10000 ** steps)
+        return self.wte(ids), (angles.cos(), angles.sin())
+
     def logits(self, hidden):
         """hidden [..., C] -> logits [..., V] in float32, less the ids that round the table up."""
+        table = (self.wte if self.config.tied else self.lm_head).weight
         with autocast(hidden.device):
-            return F.linear(hidden, self.wte.weight[:self.config.vocab]).float()
+            return F.linear(hidden, table[:self.config.vocab]).float()
 
     def score(self, hidden):
         """hidden [..., C] -> scalar [...] in float32 (preference score, or value)."""
@@ -411,11 +465,10 @@ class GPT(nn.Module):
     def decode(self, ids, positions, t, cache):
         """One token a row, the t-th after its prompt: ids, positions [B] -> hidden [B, C]."""
         with autocast(ids.device):
-            x = (self.wte(ids) + self.wpe(positions))[:, None]             # [B, 1, C]
+            x, turns = self.embed(ids[:, None], positions[:, None])        # [B, 1, C]
             for layer, block in enumerate(self.h):
-                q, k, v = block.attn.split(block.ln_1(x))                  # [B, H, 1, D]
-                x = x + block.attn.c_proj(cache.attend(layer, q, k, v, t))
-                x = x + block.mlp(block.ln_2(x))
+                q, k, v = block.attn.split(block.ln_1(x), turns)           # [B, H, 1, D]
+                x = block.add(x, cache.attend(layer, q, k, v, t))
             return self.ln_f(x)[:, 0]
 
 
@@ -660,9 +713,8 @@ def unpack(content, device="cpu", scalar=None):
     """
     config = GPTConfig(**content["gpt"])
     wanted = config if scalar is None else GPTConfig(**{**content["gpt"], "scalar": scalar})
-    model = GPT(wanted)
-    weights = {k: v for k, v in content["model"].items()
-               if wanted.scalar or not k.startswith("score_head")}
+    model, other = GPT(wanted), "lm_head" if wanted.scalar else "score_head"
+    weights = {k: v for k, v in content["model"].items() if not k.startswith(other)}
     missing, extra = model.load_state_dict(weights, strict=False)
     if extra or [k for k in missing if config.scalar or not k.startswith("score_head")]:
         raise ValueError(f"weights do not fit the sizes: {(missing + extra)[:3]}")

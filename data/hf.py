@@ -1,19 +1,18 @@
-"""GPT-2's weights in and out of Hugging Face folders: config.json, the weights, a tokenizer.
+"""GPT-2's and Pythia's weights in and out of Hugging Face folders: config.json, weights, tokenizer.
 
     python sample.py --import-hf FOLDER --tokenizer gpt2 --out out/gpt2   a checkpoint for an --init
     python sample.py --ckpt out/gpt2 --export FOLDER                      a folder for transformers
 
-Reads the published gpt2, gpt2-medium, gpt2-large and gpt2-xl (124M to 1.5B parameters) and all that
-transformers saves of this architecture: model.safetensors or pytorch_model.bin, whole or in shards.
-The first needs the package safetensors; without it the second is read and written, which
-transformers opens as well. A pickle may hold tensors, no code.
+Reads the published gpt2, gpt2-medium, gpt2-large and gpt2-xl (124M to 1.5B parameters), the Pythia
+family (14M to 12B; --tokenizer is the folder, too) and all that transformers saves of these two
+architectures: model.safetensors or pytorch_model.bin, whole or in shards. The first needs the
+package safetensors; without it the second is read and written, which transformers opens as well.
+A pickle may hold tensors, no code.
 
-Our names are GPT-2's. Three things differ. Its linear layers ("Conv1D") keep [in, out], ours
-[out, in]. Its language models put "transformer." before a name. Its table of embeddings has a row
-for each id, ours is rounded up to a multiple of 64. A preference model is transformers'
-GPT2ForSequenceClassification with one label, which has no bias: ours goes into the README.md.
+data/gpt2.py and data/neox.py say how each names and shapes what. A preference model is their
+...ForSequenceClassification with one label, which has no bias: ours goes into the README.md.
 
-All is said in plain dicts, so this file needs no other one. Letters: C width, V vocabulary.
+All is said in plain dicts, so the model's file is not needed. Letters: C width, V vocabulary.
 """
 
 import json
@@ -24,17 +23,12 @@ from pathlib import Path
 
 import torch
 
+from data import gpt2, neox
+from data.neox import byte_names
 from data.tokenizer import PATTERNS
 
-CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # [in, out] over there
-SIZES = dict(vocab="vocab_size", n_ctx="n_positions", n_layer="n_layer", n_head="n_head",
-             n_embd="n_embd")
-# What config.json may say of the network: the first is what we write, and what a missing key means.
-NETWORK = dict(model_type=("gpt2",), n_inner=(None,), layer_norm_epsilon=(1e-5,),
-               activation_function=("gelu_new", "gelu_pytorch_tanh"),  # two names of one formula
-               scale_attn_weights=(True,), scale_attn_by_inverse_layer_idx=(False,),
-               reorder_and_upcast_attn=(False,), add_cross_attention=(False,),
-               tie_word_embeddings=(True,))
+FAMILIES = dict(gpt2=gpt2, gpt_neox=neox)        # by config.json's model_type
+TABLES = {"wte.weight", "lm_head.weight"}            # a row for each id
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # the first that can be read counts
 
@@ -137,86 +131,105 @@ def write_weights(folder, tensors):
 # ---------------------------------------------------------------- names and shapes
 
 def read_config(folder):
-    """Our sizes, as a dict, from a folder's config.json. ValueError for another network."""
+    """(gpt2 or neox, our GPTConfig as a dict, config.json). ValueError for another network."""
     path = Path(folder, "config.json")
     if not path.exists():
         raise ValueError(f"{path}: no such file; name a folder that transformers can open")
-    config, sizes = read_json(path), {}
-    for key, allowed in NETWORK.items():
-        value = config.get(key, allowed[0])
-        if key == "n_inner" and value == 4 * (config.get("n_embd") or 0):
-            value = None
-        if value not in allowed:
-            raise ValueError(f"{path}: {key} is {value!r}, this GPT has {allowed[0]!r} only")
-    for ours, key in SIZES.items():
+    config = read_json(path)
+    family, sizes = FAMILIES.get(str(config.get("model_type", "gpt2"))), {}
+    if family is None:
+        raise ValueError(f"{path}: model_type is {config['model_type']!r}, this GPT can be "
+                         f"{' or '.join(FAMILIES)} only")
+    for ours, key in family.SIZES.items():
         if type(config.get(key)) is not int or config[key] < 1:
             raise ValueError(f"{path}: {key} is {config.get(key)!r}, not a whole number above 0")
         sizes[ours] = config[key]
-    return sizes
+    for key, allowed in family.network(sizes["n_embd"]).items():
+        value = config.get(key, allowed[0])
+        if value not in allowed:
+            raise ValueError(f"{path}: {key} is {value!r}, this GPT has {allowed[0]!r} only")
+    width, rest = divmod(sizes["n_embd"], sizes["n_head"])
+    if rest:
+        raise ValueError(f"{path}: {family.SIZES['n_head']} is {sizes['n_head']}, which does not "
+                         f"divide the width {sizes['n_embd']}")
+    try:
+        return family, sizes | family.options(config, width), config
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
-def shapes(sizes, scalar=False):
-    """name -> shape of each weight of a model, as GPT-2 keeps them."""
-    C = sizes["n_embd"]
-    norm = dict(weight=(C,), bias=(C,))
-    linear = {"attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "mlp.c_fc": (C, 4 * C),
-              "mlp.c_proj": (4 * C, C)}
-    block = {f"{name}.{k}": v for name in ("ln_1", "ln_2") for k, v in norm.items()}
-    block |= {f"{name}.weight": shape for name, shape in linear.items()}
-    block |= {f"{name}.bias": shape[1:] for name, shape in linear.items()}
-    out = {"wte.weight": (sizes["vocab"], C), "wpe.weight": (sizes["n_ctx"], C)}
-    for i in range(sizes["n_layer"]):
-        out |= {f"h.{i}.{name}": shape for name, shape in block.items()}
-    out |= {f"ln_f.{k}": v for k, v in norm.items()}
-    return out | {"score.weight": (1, C)} if scalar else out
+def family_of(gpt):
+    """gpt2 or neox, whichever a model is. ValueError if its options are a mixture of both."""
+    kind = [gpt.get("rotary", 0.0) > 0, gpt.get("exact_gelu", False)]
+    if all(kind):
+        return neox
+    if any(kind) or gpt.get("parallel", False) or not is_tied(gpt):
+        raise ValueError("transformers has no network with some of rotary, parallel, exact_gelu, "
+                         "untied: train one of GPT-2's or Pythia's kind to export it")
+    return gpt2
 
 
-def from_hf(tensors, sizes):
+def is_tied(gpt):
+    return gpt.get("tied", True)
+
+
+def heads(gpt, family):
+    """name there -> (our name, shape): a language model's own head, the score of another."""
+    return {family.HEADS[0]: ("lm_head.weight", (gpt["vocab"], gpt["n_embd"])),
+            "score.weight": ("score_head.weight", (1, gpt["n_embd"]))}
+
+
+def from_hf(tensors, gpt, family=gpt2):
     """Their weights -> ours (float32), and how many tensors were left out, by reason.
 
     tensors: pairs (name, tensor). A "score.weight" [1, C] makes the model a preference model. Left
-    out are the causal masks of old files and the head of a language model, which must equal the
-    embedding. ValueError names a tensor that is unknown, missing, doubled, not finite, or of
-    another shape.
+    out are the causal masks of old files and a tied head, which must equal the embedding.
+    ValueError names a tensor that is unknown, missing, doubled, not finite, or of another shape.
     """
-    state, known, left_out, head = {}, shapes(sizes, scalar=True), {}, None
+    own, names = family.HEADS[0], family.names(gpt)
+    known, state, left_out, head, tied = {**names, **heads(gpt, family)}, {}, {}, None, is_tied(gpt)
     for name, x in tensors:
-        short = name.removeprefix("transformer.")
-        if re.fullmatch(r"h\.\d+\.attn\.(bias|masked_bias)", short):
+        short = name.removeprefix(family.PREFIX)
+        if re.fullmatch(family.MASKS, short):
             left_out["causal masks"] = left_out.get("causal masks", 0) + 1
             continue
-        if short == "lm_head.weight":
+        short = own if short in family.HEADS else short
+        if short == own and tied:
             left_out["tied head"], head = 1, x
             continue
         if short not in known:
-            raise ValueError(f"tensor {name!r} is {'doubled' if short in state else 'unknown'}")
-        shape = known.pop(short)
+            doubled = short in names or short == own
+            raise ValueError(f"tensor {name!r} is {'doubled' if doubled else 'unknown'}")
+        ours, shape = known.pop(short)
         if tuple(x.shape) != shape:
             raise ValueError(f"tensor {name!r} is {list(x.shape)}, by config.json {list(shape)}")
-        state[short] = x.to(torch.float32, copy=True)
-        if not x.is_floating_point() or not state[short].isfinite().all():
+        state[ours] = x.to(torch.float32, copy=True)
+        if not x.is_floating_point() or not state[ours].isfinite().all():
             raise ValueError(f"tensor {name!r} holds what is no finite real number")
-        if short.endswith(CONV1D):
-            state[short] = state[short].T.contiguous()
-    if known.keys() - {"score.weight"}:
-        raise ValueError(f"tensor {next(iter(known))!r} is missing")
+        state[ours] = family.turned(ours, state[ours], gpt, back=False).contiguous()
+    scalar = "score_head.weight" in state
+    missing = [name for name in known if name in names or name == own and not (tied or scalar)]
+    if missing:
+        raise ValueError(f"tensor {missing[0]!r} is missing")
     if head is not None and not torch.equal(head.float(), state["wte.weight"]):
-        raise ValueError("tensor 'lm_head.weight' differs from 'wte.weight': here they are one")
-    if "score.weight" in state:
-        state["score_head.weight"] = state.pop("score.weight")
+        raise ValueError(f"tensor {own!r} differs from {next(iter(names))!r}: here they are one")
+    if scalar:
         state["score_head.bias"] = torch.zeros(1)
     return state, left_out
 
 
-def to_hf(state, sizes):
-    """Our weights -> theirs, without the rows that round the embedding up, and the score's bias."""
-    out = {}
-    for name, shape in shapes(sizes, sizes["scalar"]).items():
-        x = state["score_head.weight" if name == "score.weight" else name]
-        x = x.T if name.endswith(CONV1D) else x[:sizes["vocab"]] if name == "wte.weight" else x
+def to_hf(state, gpt, family=gpt2):
+    """Our weights -> theirs, without the rows that round a table up, and the score's bias."""
+    out, last = {}, heads(gpt, family)
+    wanted = {family.PREFIX + name: about for name, about in family.names(gpt).items()}
+    for name in ("score.weight",) if gpt["scalar"] else () if is_tied(gpt) else family.HEADS[:1]:
+        wanted[name] = last[name]
+    for name, (ours, shape) in wanted.items():
+        x = state[ours][:gpt["vocab"]] if ours in TABLES else state[ours]
+        x = family.turned(ours, x, gpt, back=True)
         if tuple(x.shape) != shape:
             raise ValueError(f"tensor {name!r} is {list(x.shape)}, by its sizes {list(shape)}")
-        out[name if name == "score.weight" else f"transformer.{name}"] = x
+        out[name] = x
     return out
 
 
@@ -225,23 +238,27 @@ def load(folder, tok):
 
     The model gets the tokenizer's ids: ids that the folder does not know, our special ones, start
     at the mean of its embeddings, where they are neither likely nor unlikely (and equal, so
-    that only training tells them apart). ValueError, in one line, if the folder or a file of it
-    is not what it should be, or the tokenizer is another model's.
+    that only training tells them apart). So do those that a published GPT-NeoX has beyond its
+    tokenizer's, which nobody trained. ValueError, in one line, if the folder or a file of it is
+    not what it should be, or the tokenizer is another model's.
     """
-    sizes = read_config(folder)
-    have = sizes["vocab"]
-    if not len(tok.ranks) <= have <= tok.vocab:
+    family, gpt, config = read_config(folder)
+    have, text = gpt["vocab"], max(tok.ranks.values()) + 1
+    rounded = have > tok.vocab and family is neox and config.get("bos_token_id") == tok.eod
+    if have < text or have > tok.vocab and not rounded:
         raise ValueError(f"{folder}: knows {have} ids, the tokenizer has {len(tok.ranks)} and "
-                         f"{tok.vocab - len(tok.ranks)} special ones: name another --tokenizer")
+                         f"{len(tok.specials)} special ones: name another --tokenizer")
     try:
-        state, left_out = from_hf(read_weights(folder), sizes)
+        state, left_out = from_hf(read_weights(folder), gpt, family)
     except ValueError as error:
         named = str(error).startswith(str(folder))
         raise ValueError(error if named else f"{folder}: {error}") from None
-    table = state["wte.weight"]                             # [have, C] -> [V rounded up, C]
-    new = -(-tok.vocab // 64) * 64 - have
-    state["wte.weight"] = torch.cat([table, table.mean(0).expand(new, -1)])
-    return dict(sizes, vocab=tok.vocab, scalar="score_head.weight" in state), state, left_out
+    rows = text if rounded else have
+    for name in TABLES & state.keys():
+        table = state[name][:rows]                          # [rows, C] -> [V rounded up, C]
+        new = -(-tok.vocab // 64) * 64 - rows
+        state[name] = torch.cat([table, table.mean(0).expand(new, -1)])
+    return dict(gpt, vocab=tok.vocab, scalar="score_head.weight" in state), state, left_out
 
 
 # ---------------------------------------------------------------- the tokenizer
@@ -250,18 +267,6 @@ def load(folder, tok):
 CHAT = ("<|eod|>{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}{% else %}"
         "{{ '<|human|>' if m['role'] == 'user' else '<|assistant|>' }}{{ m['content'] }}<|eot|>"
         "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
-
-
-def byte_names():
-    """GPT-2's letter for each byte: itself if it is printable, else the next from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in plain]
-    return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
-
-
-def specials_of(tok):
-    """name -> id of the special tokens, in the order of ids."""
-    return {name: len(tok.ranks) + i for i, name in enumerate(tok.specials)}
 
 
 def pattern_of(tok):
@@ -279,35 +284,43 @@ def tokenizer_json(tok):
     tiktoken joins the neighbours whose bytes together have the lowest rank. The library joins pairs
     from a list, the earliest first: so we list each way to cut each token in two.
     """
-    names = byte_names()
-    spelled = {t: "".join(names[b] for b in t) for t in tok.ranks}
+    names, runs = byte_names(), {}
+    if tok.pattern == "neox":  # taken out of a text first; their twins by merges stay unmade
+        runs = {t: tok.ranks[t] for t in (blanks.encode() for blanks in sorted(neox.BLANKS))}
+    words = {t: i for t, i in tok.ranks.items() if t not in runs}
+    words |= {t: i for i, t in tok.twins.items()}
+    spelled = {t: "".join(names[b] for b in t) for t in words}
     merges = []
-    for token in sorted(tok.ranks, key=tok.ranks.get):
+    for token in sorted(words, key=words.get):
         cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
-        merges += [f"{spelled[a]} {spelled[b]}" for a, b in cuts
-                   if a in tok.ranks and b in tok.ranks]
-    flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+        merges += [f"{spelled[a]} {spelled[b]}" for a, b in cuts if a in words and b in words]
+    plain = dict(single_word=False, lstrip=False, rstrip=False)
+    added = [dict(id=i, content=t.decode(), normalized=True, special=False, **plain)
+             for t, i in runs.items()]
+    added += [dict(id=i, content=name, normalized=False, special=True, **plain)
+              for name, i in tok.special_ids.items()]
     split = dict(type="Split", pattern=dict(Regex=pattern_of(tok)), behavior="Isolated",
                  invert=False)
     level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
     return dict(
-        version="1.0", truncation=None, padding=None, normalizer=None, post_processor=None,
-        added_tokens=[dict(id=i, content=name, **flags) for name, i in specials_of(tok).items()],
+        version="1.0", truncation=None, padding=None, post_processor=None,
+        normalizer=dict(type="NFC") if tok.pattern == "neox" else None,
+        added_tokens=sorted(added, key=lambda token: token["id"]),
         pre_tokenizer=dict(type="Sequence", pretokenizers=[split, level]), decoder=level,
         model=dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None,
                    end_of_word_suffix=None, fuse_unk=False, byte_fallback=False,
                    ignore_merges=True, merges=merges,  # a word that is a token is that token
-                   vocab={spelled[t]: i for t, i in tok.ranks.items()}))
+                   vocab={spelled[t]: i for t, i in words.items()}))
 
 
 # ---------------------------------------------------------------- a folder
 
 README = """# A {kind} model by nanoHH
 
-GPT-2's architecture. `transformers.{cls}.from_pretrained` opens this folder, `AutoTokenizer` its
+{title}'s architecture. `transformers.{cls}.from_pretrained` opens this folder, `AutoTokenizer` its
 tokenizer; tokenizer.tiktoken has the same as tiktoken's ranks, for nanoHH.
 
-Ids below {text} are text. Special ids: {specials}.
+Ids {text} are text. Special ids: {specials}.
 A dialogue is <|eod|> <|human|> text <|eot|> <|assistant|> text <|eot|> ..., see the chat template.
 A special token spelled out in a text is text for nanoHH, but that token for transformers.
 {more}
@@ -316,32 +329,38 @@ A special token spelled out in a text is text for nanoHH, but that token for tra
 
 def describe(gpt, state, tok):
     """(config.json as a dict, README.md) of a model."""
-    cls = "GPT2ForSequenceClassification" if gpt["scalar"] else "GPT2LMHeadModel"
-    config = dict(architectures=[cls], **{key: values[0] for key, values in NETWORK.items()},
-                  **{key: gpt[ours] for ours, key in SIZES.items()},
-                  embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+    family = family_of(gpt)
+    cls = family.CLASSES[gpt["scalar"]]
+    config = dict(architectures=[cls],
+                  model_type=next(name for name, x in FAMILIES.items() if x is family),
+                  **{key: values[0] for key, values in family.network(gpt["n_embd"]).items()},
+                  **{key: gpt[ours] for ours, key in family.SIZES.items()}, **family.DROPOUT,
                   bos_token_id=tok.eod, eos_token_id=tok.eot, pad_token_id=tok.pad)
+    config |= family.written(gpt)
     more = "Each special token ends an answer; one that ended properly ends with <|eot|>."
     if gpt["scalar"]:
         config |= dict(id2label={"0": "score"}, label2id={"score": 0})
         more = ("The score of a dialogue is read at an <|eoc|> after its last <|eot|>. "
                 f"nanoHH adds {state['score_head.bias'].item():g} to it.")
-    specials = ", ".join(f"{name} = {i}" for name, i in specials_of(tok).items())
+    specials = ", ".join(f"{name} = {i}" for name, i in tok.special_ids.items())
+    first, last = min(tok.ranks.values()), max(tok.ranks.values())
+    text = f"{first} to {last}" if first else f"below {last + 1}"
     return config, README.format(kind="preference" if gpt["scalar"] else "language", cls=cls,
-                                 text=len(tok.ranks), specials=specials, more=more)
+                                 title=family.TITLE, text=text, specials=specials, more=more)
 
 
 def save(folder, gpt, state, tok):
     """Write a model as a folder that transformers opens; it appears whole or not at all.
 
-    gpt, state: sizes and weights as in a checkpoint. A language model becomes a GPT2LMHeadModel, a
-    preference model a GPT2ForSequenceClassification. ValueError if the folder holds something.
+    gpt, state: sizes and weights as in a checkpoint. A language model becomes a ...ForCausalLM (of
+    GPT-2 a GPT2LMHeadModel), a preference model a ...ForSequenceClassification. ValueError if the
+    folder holds something, or transformers has no such network.
     """
     target = Path(os.path.abspath(folder))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{folder}: is there already; name a new folder")
     config, readme = describe(gpt, state, tok)
-    names = specials_of(tok)
+    names = tok.special_ids
     options = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=gpt["n_ctx"],
                    clean_up_tokenization_spaces=False, bos_token="<|eod|>", eos_token="<|eot|>",
                    pad_token="<|pad|>", additional_special_tokens=list(names), chat_template=CHAT)
@@ -352,7 +371,7 @@ def save(folder, gpt, state, tok):
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        weights = write_weights(part, to_hf(state, gpt))
+        weights = write_weights(part, to_hf(state, gpt, family_of(gpt)))
         for name, content in files.items():
             text = json.dumps(content, indent=1, ensure_ascii=False)
             (part / name).write_text(text + "\n", encoding="utf-8")

@@ -10,8 +10,8 @@ text can forge a turn, and no merge can cross the border between a prompt and it
 Pretraining, distillation, the preference model, PPO, the evaluation and the chat all call
 `Tokenizer.render`.
 
-There are three kinds of tokenizer in the one class: a BPE of the toy world's text, a BPE of any
-text, and GPT-2's.
+There are four kinds of tokenizer in the one class: a BPE of the toy world's text, a BPE of any
+text, GPT-2's, and Pythia's, which reads a text in its composed form (Unicode's NFC).
 
     python data/tokenizer.py --train FILE ... --vocab 4096 --out my.tiktoken     a BPE of any text
 
@@ -26,12 +26,18 @@ import heapq
 import os
 import re
 import sys
+import unicodedata
 from collections import Counter, defaultdict
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import tiktoken
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+
+if __name__ == "__main__":  # run as a program, the folder above this one holds `data`
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data import neox
 
 SPECIALS = ("<|pad|>", "<|eod|>", "<|human|>", "<|assistant|>", "<|eot|>", "<|eoc|>")
 HEADERS = {"human": "\n\nHuman:", "assistant": "\n\nAssistant:"}
@@ -43,7 +49,7 @@ HEADERS = {"human": "\n\nHuman:", "assistant": "\n\nAssistant:"}
 PATTERN = (r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 # GPT-2's own, which Python's `re` can't read.
 GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-PATTERNS = {"nanohh": PATTERN, "gpt2": GPT2}
+PATTERNS = {"nanohh": PATTERN, "gpt2": GPT2, "neox": neox.WORDS}
 
 # The two files of GPT-2's BPE: OpenAI's names and Hugging Face's, which spells the same content in
 # other bytes at times. So the fingerprint of what they say counts, not their sums.
@@ -56,29 +62,37 @@ DISTINCT = 1_000_000    # distinct words that training keeps at most: 0.7 GB
 class Tokenizer:
     """Mergeable ranks (bytes -> id) with the special ids after them; pattern: a name in PATTERNS.
 
+    GPT-NeoX's ranks leave 0 and 1 free, which are special, too. twins: id -> bytes of those that
+    the ranks have under another id: no text becomes them, but they have a text.
+
     Attributes: `vocab` number of ids; `pad`, `eod` end of document (it also opens every row),
     `human` and `assistant` role headers, `eot` end of turn, `eoc` end of context, where the
-    preference model is read (HH A.2); `stops` all six.
+    preference model is read (HH A.2); `stops` all six, `special_ids` by name.
     """
 
-    def __init__(self, ranks, pattern="nanohh"):
-        self.ranks, self.pattern, self.specials = ranks, pattern, list(SPECIALS)
-        if pattern == "gpt2":  # <|eod|> is its <|endoftext|>, the first id after the ranks
+    def __init__(self, ranks, pattern="nanohh", twins=None):
+        self.ranks, self.pattern, self.twins = ranks, pattern, twins or {}
+        self.specials = list(SPECIALS)
+        if pattern != "nanohh":  # <|eod|> is their <|endoftext|>, the first id that is no text
             self.specials.sort(key=lambda name: name != "<|eod|>")
-        ids = {name: len(ranks) + i for i, name in enumerate(self.specials)}
+        text = {*ranks.values(), *self.twins}
+        ids = dict(zip(self.specials, (i for i in count() if i not in text)))
+        unmade = {token.decode(): i for i, token in self.twins.items()}  # for tiktoken's `decode`
         self.encoding = tiktoken.Encoding(pattern, pat_str=PATTERNS[pattern], mergeable_ranks=ranks,
-                                          special_tokens=ids)
+                                          special_tokens=ids | unmade)
         self.pad, self.eod, self.human, self.assistant, self.eot, self.eoc = map(ids.get, SPECIALS)
-        self.vocab = len(ranks) + len(ids)
+        self.vocab = len(text) + len(ids)
+        self.special_ids = ids
         self.stops = tuple(ids.values())  # any special id ends an answer, only <|eot|> properly
 
     def encode(self, text):
         """Ids of ordinary text: special tokens that it spells out are just characters."""
+        text = unicodedata.normalize("NFC", text) if self.pattern == "neox" else text
         return self.encoding.encode_ordinary(text)
 
     def decode(self, ids):
         """Text of ids; special ids have no text and are left out."""
-        return self.encoding.decode([i for i in ids if i < len(self.ranks)])
+        return self.encoding.decode([i for i in ids if i not in self.stops])
 
     def render(self, turns, preamble="", answer=False):
         """Turns -> ids, opened by <|eod|>; answer=True adds the assistant header of an answer."""
@@ -94,18 +108,18 @@ class Tokenizer:
 
     def show(self, token):
         """One token as a printable name, for traces."""
-        if token >= len(self.ranks):
-            return self.specials[token - len(self.ranks)]
+        if token in self.stops:
+            return self.specials[self.stops.index(token)]
         return repr(self.decode([token]))[1:-1]
 
     def dumps(self):
-        """The ranks in tiktoken's file form: one `base64 rank` a line.
+        """The ranks in tiktoken's file form: one `base64 rank` a line, twins before.
 
         A first line names the pattern where it is not the project's own.
         """
         first = "" if self.pattern == "nanohh" else f"pattern {self.pattern}\n"
-        return first + "".join(f"{base64.b64encode(t).decode()} {r}\n"
-                               for t, r in self.ranks.items())
+        lines = [*((t, r) for r, t in self.twins.items()), *self.ranks.items()]
+        return first + "".join(f"{base64.b64encode(t).decode()} {r}\n" for t, r in lines)
 
     @property
     def fingerprint(self):
@@ -116,31 +130,43 @@ class Tokenizer:
 
 def loads(text, name="tokenizer"):
     """Read `dumps()` back. ValueError naming `name` and the bad line."""
-    ranks, pattern = {}, "nanohh"
+    ranks, twins, pattern = {}, {}, "nanohh"
     for number, line in enumerate(text.splitlines(), 1):
         try:
             token, rank = line.split()
             if number == 1 and token == "pattern":
                 pattern = rank
             else:
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
+                token = base64.b64decode(token, validate=True)
+                if pattern == "neox" and token in ranks:
+                    twins[ranks[token]] = token
+                ranks[token] = int(rank)
         except (ValueError, binascii.Error):
             raise ValueError(f"{name} line {number}: expected 'base64 rank', "
                              f"found {line[:40]!r}") from None
     if pattern not in PATTERNS:
         raise ValueError(f"{name} line 1: pattern {pattern!r}: choose from {', '.join(PATTERNS)}")
-    bytewise = all(bytes([b]) in ranks for b in range(256))
-    if sorted(ranks.values()) != list(range(len(ranks))) or not bytewise:
-        raise ValueError(f"{name}: ranks must run from 0 without a gap and hold all 256 bytes")
-    return Tokenizer(ranks, pattern)
+    return checked(Tokenizer(ranks, pattern, twins), name)
+
+
+def checked(tok, name):
+    """tok; ValueError naming `name` if its ids have a gap, or it lacks a byte that texts have."""
+    first, needed = (2, {*range(0xF5)} - {0xC0, 0xC1}) if tok.pattern == "neox" else (0, range(256))
+    ids = sorted([*tok.ranks.values(), *tok.twins])
+    whole = ids == list(range(first, first + len(ids)))
+    if not whole or any(bytes([b]) not in tok.ranks for b in needed):
+        raise ValueError(f"{name}: ranks must run from {first} without a gap and hold all "
+                         f"{len(needed)} bytes")
+    return tok
 
 
 def load(name):
     """The Tokenizer of a name.
 
     "gpt2": through tiktoken, which fetches it once; a folder with GPT-2's encoder.json and
-    vocab.bpe, or vocab.json and merges.txt as beside its weights: the same without a network; else
-    a file that --train wrote. ValueError if there is no such thing, or it is another thing.
+    vocab.bpe, or vocab.json and merges.txt as beside its weights: the same without a network; a
+    folder with Pythia's tokenizer.json, or the tokenizer.tiktoken of sample.py --export; else a
+    file that --train wrote. ValueError if there is no such thing, or it is another thing.
     """
     path = Path(name)
     if name == "gpt2":
@@ -152,6 +178,12 @@ def load(name):
         ids = range(encoding.eot_token)
         return Tokenizer({encoding.decode_single_token_bytes(i): i for i in ids}, "gpt2")
     if path.is_dir():
+        own, other = path / "tokenizer.tiktoken", path / "tokenizer.json"
+        if own.is_file():
+            return loads(read_text(own), own)
+        if other.is_file() and "<|padding|>" in read_text(other):
+            ranks, twins = neox.read_tokenizer(other)
+            return checked(Tokenizer(ranks, "neox", twins), other)
         return load_gpt2(path)
     if not path.exists():
         raise ValueError(f"{name}: no such tokenizer; name 'gpt2', a folder with encoder.json and "
@@ -166,7 +198,8 @@ def load_gpt2(folder):
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is None:
             raise ValueError(f"{folder / names[0]}: no such file; GPT-2's tokenizer is vocab.bpe "
-                             "and encoder.json in one folder, or merges.txt and vocab.json")
+                             "and encoder.json in one folder, or merges.txt and vocab.json; "
+                             "Pythia's a tokenizer.json")
         paths.append(path)
     # with the sums, or tiktoken would trust what it once read under the same path
     sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
