@@ -286,7 +286,7 @@ def tokenizer_json(tok):
     """
     names, runs = byte_names(), {}
     if tok.pattern == "neox":  # taken out of a text first; their twins by merges stay unmade
-        runs = {t: tok.ranks[t] for t in (blanks.encode() for blanks in sorted(neox.BLANKS))}
+        runs = {t: tok.ranks[t] for t in map(str.encode, neox.BLANKS)}
     words = {t: i for t, i in tok.ranks.items() if t not in runs}
     words |= {t: i for i, t in tok.twins.items()}
     spelled = {t: "".join(names[b] for b in t) for t in words}

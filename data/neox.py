@@ -83,7 +83,7 @@ def turned(name, x, gpt, back):
 # ---------------------------------------------------------------- the tokenizer
 
 ENDS = {"<|endoftext|>": 0, "<|padding|>": 1}        # special tokens; our <|eod|> and <|pad|>
-BLANKS = {" " * n for n in range(2, 25)}             # taken out of a text before words are split
+BLANKS = tuple(" " * n for n in range(2, 25))        # taken out of a text before words are split
 # The tokenizers library's GPT-2 words where those are gone: W is white space, no two blanks.
 WORDS = (r" {2,24}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|W+(?!\S)|W+"
          ).replace("W", r"(?:[^\S ]| (?! ))")
@@ -128,7 +128,7 @@ def read_tokenizer(path):
         raise refused("pre_tokenizer", "adds a blank or splits no words")
     if {name: i for name, i in added.items() if name not in BLANKS} != ENDS:
         raise refused("added_tokens", f"other than blanks are not {ENDS}")
-    if BLANKS - added.keys():
+    if set(BLANKS) - added.keys():
         raise refused("added_tokens", "lack a run of 2 to 24 blanks")
     if made != sorted(made) or len(made) != sum(len(w) > 1 for w in words):
         raise refused("model", "has merges in another order than ids, or not one for each token")

@@ -113,12 +113,14 @@ class Tokenizer:
         return repr(self.decode([token]))[1:-1]
 
     def dumps(self):
-        """The ranks in tiktoken's file form: one `base64 rank` a line, twins before.
+        """The ranks in tiktoken's file form: one `base64 rank` a line, those of twins, too.
 
         A first line names the pattern where it is not the project's own.
         """
         first = "" if self.pattern == "nanohh" else f"pattern {self.pattern}\n"
-        lines = [*((t, r) for r, t in self.twins.items()), *self.ranks.items()]
+        lines = [*self.ranks.items(), *((t, r) for r, t in self.twins.items())]
+        if self.pattern == "neox":  # a twin is the earlier of two lines with one token
+            lines.sort(key=lambda line: line[1])
         return first + "".join(f"{base64.b64encode(t).decode()} {r}\n" for t, r in lines)
 
     @property
