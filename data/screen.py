@@ -17,7 +17,7 @@ class Stream:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, row, token):
-        if token < len(self.tok.ranks):  # special ids have no text
+        if token not in self.tok.stops:  # special ids have no text
             self.add(self.decoder.decode(self.tok.encoding.decode_single_token_bytes(token)))
 
     def close(self):
