@@ -299,6 +299,7 @@ def tokenizer_json(tok):
              for t, i in runs.items()]
     added += [dict(id=i, content=name, normalized=False, special=True, **plain)
               for name, i in tok.special_ids.items()]
+    first = {name: i for name, i in tok.special_ids.items() if i < min(words.values())}
     split = dict(type="Split", pattern=dict(Regex=pattern_of(tok)), behavior="Isolated",
                  invert=False)
     level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
@@ -310,7 +311,7 @@ def tokenizer_json(tok):
         model=dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None,
                    end_of_word_suffix=None, fuse_unk=False, byte_fallback=False,
                    ignore_merges=True, merges=merges,  # a word that is a token is that token
-                   vocab={spelled[t]: i for t, i in words.items()}))
+                   vocab={**first, **{spelled[t]: i for t, i in words.items()}}))
 
 
 # ---------------------------------------------------------------- a folder

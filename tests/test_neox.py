@@ -284,7 +284,7 @@ def test_generation_equals_the_full_forward(kind, how):
     for n in (1, 3):
         uniform = U[:5 * n, :13] if how else None
         out = generate(model, prompts, 13, uniform, n=n, stops=stops, **how)
-        assert len(set(out[1].tolist())) > 1
+        assert not how or len(set(out[1].tolist())) > 1
         for row in range(5 * n):
             u = None if uniform is None else uniform[row]
             same(*out, row, slowly(model, prompts[row // n], 13, u, stops=stops, **how))
@@ -312,8 +312,8 @@ def test_the_keys_bias_moves_only_where_it_is_seen(kind):
     c = model.config
     for block in model.h:
         q, k, v = block.attn.c_attn.bias.grad.view(3, c.n_head, -1)
-        assert k[:, :c.turned].abs().min() > 1e-4 and not k[:, c.turned:].any()
-        assert q.abs().min() > 1e-6 and v.abs().min() > 1e-4
+        assert k[:, :c.turned].all() and k[:, :c.turned].abs().max() > 0.01
+        assert not k[:, c.turned:].any() and q.all() and v.all()
 
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=NAMES[:2])

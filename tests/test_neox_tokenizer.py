@@ -91,7 +91,7 @@ def test_dumps_and_back(tok):
     assert all(back.encode(text) == tok.encode(text) for text in texts())
     lines = tok.dumps().splitlines()
     without = [line for line in lines if not line.startswith("QQ== ")]
-    for bad in (lines[:-1], [*lines, "QUJD 9999"], without):
+    for bad in ([*lines[:270], *lines[271:]], [*lines, "QUJD 9999"], without):
         with pytest.raises(ValueError, match="must run from 2 without a gap and hold all 243"):
             loads("\n".join(bad))
 
@@ -139,7 +139,7 @@ def change(content, *keys, value):
     (("added_tokens", 0, "id"), 9, "added_tokens other than blanks are not"),
     (("added_tokens", 5, "content"), "  ", "added_tokens lack a run of 2 to 24 blanks"),
     (("normalizer",), None, "not a byte-level tokenizer.json .TypeError"),
-    (("model", "merges", 0), "a", "not a byte-level tokenizer.json|has merges in another order"),
+    (("model", "merges", 0), "a", "model has merges in another order"),
     (("model", "merges", 0), "\u4e2d a", "not a byte-level tokenizer.json .KeyError"),
     (("model", "vocab", "a"), 9999, "ranks must run from 2 without a gap")])
 def test_another_tokenizer_is_refused(folder, tmp_path, keys, value, words):
@@ -163,7 +163,7 @@ def test_merges_in_another_order_are_refused(folder, tmp_path):
 
 
 def test_a_folder_that_lacks_it_or_has_half(folder, tmp_path):
-    with pytest.raises(ValueError, match="encoder.json and .*Pythia's a tokenizer.json"):
+    with pytest.raises(ValueError, match="vocab.bpe and .*Pythia's a tokenizer.json"):
         load(str(tmp_path))
     text = (folder / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text[:len(text) // 2])
