@@ -49,7 +49,7 @@ class Config:
     seed: int = 0                      # of the random numbers
     device: str = "auto"               # auto, cpu, cuda or mps
     export: str = ""                   # write ckpt as a new Hugging Face folder and stop
-    import_hf: str = ""                # read a GPT-2 or Pythia, a Hugging Face folder, into out; stop
+    import_hf: str = ""                # read a GPT-2 or Pythia from a Hugging Face folder, and stop
     tokenizer: str = "gpt2"            # of import_hf: gpt2, a folder (Pythia's own), a ranks file
     average: str = ""                  # write the mean of ckpt's weights and its own into out, stop
     weight: float = 0.5                # of average: its share in the mean, 0 to 1
