@@ -148,18 +148,21 @@ def loads(text, name="tokenizer"):
                              f"found {line[:40]!r}") from None
     if pattern not in PATTERNS:
         raise ValueError(f"{name} line 1: pattern {pattern!r}: choose from {', '.join(PATTERNS)}")
-    return checked(Tokenizer(ranks, pattern, twins), name)
+    return made(ranks, pattern, twins, name)
 
 
-def checked(tok, name):
-    """tok; ValueError naming `name` if its ids have a gap, or it lacks a byte that texts have."""
-    first, needed = (2, {*range(0xF5)} - {0xC0, 0xC1}) if tok.pattern == "neox" else (0, range(256))
-    ids = sorted([*tok.ranks.values(), *tok.twins])
+def made(ranks, pattern, twins, name):
+    """A Tokenizer; ValueError naming `name` if ids have a gap, or a byte that texts have is none.
+
+    GPT-NeoX's begin at 2 and lack the 13 bytes that no UTF-8 has.
+    """
+    first, needed = (2, {*range(0xF5)} - {0xC0, 0xC1}) if pattern == "neox" else (0, range(256))
+    ids = sorted([*ranks.values(), *twins])
     whole = ids == list(range(first, first + len(ids)))
-    if not whole or any(bytes([b]) not in tok.ranks for b in needed):
+    if not whole or any(bytes([b]) not in ranks for b in needed):
         raise ValueError(f"{name}: ranks must run from {first} without a gap and hold all "
                          f"{len(needed)} bytes")
-    return tok
+    return Tokenizer(ranks, pattern, twins)
 
 
 def load(name):
@@ -185,7 +188,7 @@ def load(name):
             return loads(read_text(own), own)
         if other.is_file() and "<|padding|>" in read_text(other):
             ranks, twins = neox.read_tokenizer(other)
-            return checked(Tokenizer(ranks, "neox", twins), other)
+            return made(ranks, "neox", twins, other)
         return load_gpt2(path)
     if not path.exists():
         raise ValueError(f"{name}: no such tokenizer; name 'gpt2', a folder with encoder.json and "

@@ -59,7 +59,11 @@ def table():
     return lines
 
 
-if __name__ == "__main__":
+def main():
     argparse.ArgumentParser(description=__doc__,
                             formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("\n".join(table()))
+
+
+if __name__ == "__main__":
+    main()
