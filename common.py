@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -17,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,8 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 FORMAT = "nanohh-1"  # the first key of every checkpoint; a file without it is foreign
+LIMIT = float(os.environ.get("NANOHH_LIMIT", 40))  # seconds that ranks wait for one another
+ALONE = 3600                                       # and for what rank 0 does alone
 LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v"),
          ("#E69F00", "P"), ("#000000", "x"))      # of curves: for the colour-blind, and in grey
 
@@ -79,6 +83,10 @@ def entry(main, Config, doc=None, interrupted="the same command goes on from her
         sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {error.filename or 'output'}: {error.strerror or error}")
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        sys.exit(f"error: {lost(error)}")
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -112,11 +120,16 @@ def keep_memory():
 
 
 def start(device="auto"):
-    """Join torchrun's processes (gloo on CPU, nccl on GPUs). Returns (rank, world, device)."""
+    """Join torchrun's processes (gloo on CPU, nccl on GPUs). Returns (rank, world, device).
+
+    What ranks wait for one another ends after LIMIT seconds.
+    """
     device = device_of(device)
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                                timeout=timedelta(seconds=LIMIT))
+        groups()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     keep_memory()
@@ -125,15 +138,45 @@ def start(device="auto"):
     return (dist.get_rank(), world, device) if dist.is_initialized() else (0, 1, device)
 
 
-def total(*values, device="cuda"):
-    """Sums over all ranks of a few numbers, in float64. One value in, one float out; more a list.
+@functools.cache
+def groups():
+    """Two groups of all ranks by gloo, also beside nccl: for small things, and for `meet`, whose
+    connections no failed collective has broken.
+    """
+    return [dist.new_group(backend="gloo", timeout=timedelta(seconds=LIMIT)) for _ in range(2)]
 
-    device: where nccl adds them up; unused elsewhere.
+
+def meet(limit=LIMIT):
+    """Every rank waits here for all others, up to `limit` seconds. UserError that names the lost:
+    a rank that hangs, or was killed, or is elsewhere.
+    """
+    if not dist.is_initialized():
+        return
+    try:
+        dist.monitored_barrier(groups()[1], timedelta(seconds=limit), wait_all_ranks=True)
+    except RuntimeError as error:
+        found = re.search(r"Ranks? ([\d, ]*\d) failed", str(error))
+        who = f"rank {found[1]} is" if found else "rank 0 or one it waits for is"
+        raise UserError(f"{who} lost: no answer in {limit:g} seconds on rank {dist.get_rank()} of "
+                        f"{dist.get_world_size()}; the same command goes on from the last "
+                        "checkpoint") from None
+
+
+def lost(error):
+    """What to tell of a collective that failed: who is missing, if anybody is."""
+    try:
+        meet(LIMIT / 4)
+    except UserError as missing:
+        return missing
+    return f"the ranks lost contact ({str(error).splitlines()[0][:120]})"
+
+
+def total(*values):
+    """Sums over all ranks of a few numbers, in float64. One value in, one float out; more a list.
     """
     sums = torch.tensor([float(v) for v in values], dtype=torch.float64)
     if dist.is_initialized():
-        sums = sums.to(device) if dist.get_backend() == "nccl" else sums
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=groups()[0])
     return sums.tolist() if len(values) > 1 else sums.item()
 
 
@@ -152,7 +195,7 @@ def everyones(own, world):
     if world == 1:
         return own
     parts = [None] * world
-    dist.all_gather_object(parts, own)
+    dist.all_gather_object(parts, own, group=groups()[0])
     return [parts[i % world][i // world] for i in range(sum(map(len, parts)))]
 
 
@@ -194,22 +237,15 @@ def adamw(model, lr, weight_decay=0.0, betas=(0.9, 0.95)):
 
 
 def update(model, optimizer, lr, max_norm=1.0):
-    """One step on the gradients summed over ranks. Returns the gradient norm, a float.
+    """One step on the gradients, which are those of all ranks (parallel.py). Returns their norm, a
+    float; of a sharded model's too it is that of all of them.
 
     Each loss has been divided by the count over ALL ranks and micro-batches, so a plain sum is the
     mean gradient and nothing depends on how the batch was cut. A norm that is not finite skips the
     step on every rank and is returned.
     """
-    params = [p for p in model.parameters() if p.requires_grad]
-    for p in params:
-        if p.grad is None:  # a rank with no rows still takes part
-            p.grad = torch.zeros_like(p)
-    if dist.is_initialized():
-        flat = torch.cat([p.grad.reshape(-1) for p in params])
-        dist.all_reduce(flat)
-        for p, g in zip(params, flat.split([p.numel() for p in params]), strict=True):
-            p.grad.copy_(g.view_as(p))
-    norm = torch.nn.utils.clip_grad_norm_(params, max_norm).item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
     if np.isfinite(norm):
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -353,6 +389,11 @@ class Run:
                                 "choose another --out or delete the folder")
         self.config = config
         self.step = self.resume["step"] if self.resume else 0
+        steps = everyones([self.step], dist.get_world_size()) if dist.is_initialized() else [0]
+        if len(set(steps)) > 1:
+            raise UserError(f"--out {self.dir}: its checkpoint is of step {steps[0]} for rank 0 and"
+                            f" of {max(steps[1:], key=lambda x: x != steps[0])} for another: it "
+                            "must be on a disk that all machines share")
         self.finished = bool(self.resume and self.resume["finished"])
         if self.finished:
             return
@@ -387,13 +428,14 @@ class Run:
                 file.write(json.dumps(dict(step=step, **row)) + "\n")
 
     def save(self, step, finished=False, **content):
-        """Checkpoint after `step` steps, by rank 0; no collective inside.
+        """Checkpoint after `step` steps, by rank 0. All ranks call it and wait until it is there.
 
         Raises KeyboardInterrupt after the last one if the run was asked to stop meanwhile.
         """
         if self.rank == 0:
             save_checkpoint(self.dir / "ckpt.pt", step=step, finished=finished,
                             config=self.config, **content)
+        meet(ALONE)
         if finished and self.asked:  # too late to stop this stage, but a script shall not go on
             raise KeyboardInterrupt
 

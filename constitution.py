@@ -38,8 +38,8 @@ from pathlib import Path
 import ppo
 import preference
 import sft
-from common import (Run, UserError, entry, everyones, load_source, mine, need_one_vocabulary, start,
-                    total, write_atomically)
+from common import (ALONE, Run, UserError, entry, everyones, load_source, meet, mine,
+                    need_one_vocabulary, start, write_atomically)
 from critic import (check_examples, facts_of, feedback, longest_request, revise, rounds_of,
                     spoken)
 from data import principles
@@ -167,7 +167,7 @@ def made(cfg, name, count, paths, make):
             write_atomically(run.dir / "comparisons.jsonl", lambda f: f.write(text.encode()))
             print(f"{name}: {len(kept)} lines, {count - len(kept)} dropped")
         run.save(count, finished=True)
-    total(0)                                             # rank 0 has written before others read
+    meet(ALONE)                                             # rank 0 has written before others read
     return run.dir
 
 
@@ -210,10 +210,10 @@ def supervised(cfg, run, found):
         run.say(f"SL-CAI learns {len(demos)} last revisions, {cut} of them cut off at --new; "
                 f"{sum(x['kept'] for x in lines)} revisions without end or text were passed over")
         write_lines({folder / "demonstrations.jsonl": demos + (lines_in(plain) if plain else [])})
-    total(0)
+    meet(ALONE)
     sft.train(sft.Config(init=cfg.init, data=str(folder / "demonstrations.jsonl"), out=str(folder),
                          epochs=cfg.epochs, lr=cfg.sl_lr, seed=cfg.seed, device=cfg.device))
-    total(0)
+    meet(ALONE)
     return str(folder)
 
 
@@ -263,12 +263,12 @@ def preference_model(cfg, run, learn, test):
     folder = Path(cfg.out) / "pm"
     if run.rank == 0:
         preference.write_comparisons({folder / "learn.jsonl": learn, folder / "test.jsonl": test})
-    total(0)
+    meet(ALONE)
     preference.train(preference.Config(
         init=cfg.pmp or cfg.init, data=str(folder / "learn.jsonl"), soft=True, pairs=0,
         test=str(folder / "test.jsonl"), lr=cfg.pm_lr, out=str(folder), seed=cfg.seed,
         device=cfg.device))
-    total(0)
+    meet(ALONE)
     return str(folder)
 
 

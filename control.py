@@ -15,6 +15,43 @@ from model import pack, unpack
 from rollout import keep_batch
 
 
+# ---------------------------------------------------------------- knobs
+
+CHOICES = dict(kl=("reward", "k2", "k3", "none"), decay=("constant", "linear"),
+               critic=("pm", "policy", "fresh"))
+RANGES = ((1, math.inf, "iterations samples minibatch micro epochs new every ptx_ratio"),
+          (2, math.inf, "ptx_length"), (1e-6, math.inf, "temperature"),
+          (0, 1, "helpful mix ema anchor gamma lam"), (0, 4.9, "kl_gain"),
+          (0, math.inf, "lr critic_lr lambda_kl halve patience reset kl_target calibrate cap clip "
+                        "value_clip ptx"))
+
+
+def check(cfg, world_size):
+    """UserError for knobs out of range, or that don't fit together."""
+    for name, known in CHOICES.items():
+        if getattr(cfg, name) not in known:
+            raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(known)}")
+    for least, most, names in RANGES:
+        for name in names.split():
+            if not least <= getattr(cfg, name) <= most:
+                known = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: {known}")
+    if cfg.samples % cfg.minibatch:
+        raise UserError(f"--samples {cfg.samples} is not divisible by --minibatch {cfg.minibatch}")
+    if world_size > min(cfg.samples, cfg.calibrate or cfg.samples):
+        raise UserError(f"{world_size} processes need that many --samples and --calibrate")
+    if cfg.patience and not cfg.test_pm:
+        raise UserError("--patience needs a held-out preference model: name one with --test-pm")
+    if cfg.pm == "gold" and (cfg.critic == "pm" or cfg.prompts or cfg.generated):
+        raise UserError("--pm gold is no model and knows the toy world's own prompts only: take "
+                        "--critic policy or fresh, and no --prompts or --generated")
+    if cfg.kl_target and not cfg.lambda_kl:
+        raise UserError("--kl-target needs a --lambda-kl above 0 to begin with: it is multiplied")
+    if cfg.reset and cfg.anchor:
+        raise UserError("--reset and --anchor both move the reference: choose one")
+    wanted_snapshots(cfg)
+
+
 # ---------------------------------------------------------------- models
 
 def load_models(cfg, device, resume=None):
@@ -143,6 +180,12 @@ def follow(cfg, m, step):
 
 
 # ---------------------------------------------------------------- snapshots and the end
+
+def progress(row, root):
+    """The numbers beside the progress bar."""
+    gold = "".join(f" {k} {row[k]:+.2f}" for k in ("gold_helpful", "gold_harmless") if k in row)
+    return f"score {row['score']:+.2f} sqrt(KL) {root:.2f}{gold}"
+
 
 def wanted_snapshots(cfg):
     """The values of --snapshots, rising."""

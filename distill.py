@@ -22,11 +22,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import (Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source, mine,
-                    prepare, save_checkpoint, schedule, start, total, update)
+from common import (ALONE, Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source,
+                    meet, prepare, save_checkpoint, schedule, start, total, update)
 from data import world
 from data.tokenizer import loads
 from model import pack, pad_rows, response_mask, unpack
+from parallel import Team, home, passes, portions
 from pretrain import show
 
 
@@ -44,6 +45,7 @@ class Config:
     lr: float = 5e-4                   # learning rate, linear to 0
     seed: int = 0                      # of texts and order
     every: int = 60                    # steps between evaluations, samples and checkpoints
+    shard: bool = False                # cut weights and optimizer over the processes: less memory
     checkpoint: bool = False           # compute blocks again in the backward pass: less memory
     compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
@@ -108,6 +110,11 @@ def teach(teacher, prompt, texts, top, micro, rank=0):
     return out
 
 
+def student_loss(model, ids, lengths, predicts, logps, tops):
+    """Sum of distill_loss over the tokens of what student_batch gives."""
+    return distill_loss(model.logits(model(ids, lengths, at=predicts)), logps, tops).sum()
+
+
 def student_batch(tok, texts, taught, rows, device):
     """ids [B, T] of <|eod|> + text, lengths [B], mask [B, T] of the N positions that predict a text
     token, and the teacher's classes there (log-probs [N, top], ids [N, top]).
@@ -128,8 +135,8 @@ def heldout_kl(model, tok, texts, taught, micro=32):
     for i in range(0, len(texts), micro):
         rows = range(i, min(i + micro, len(texts)))
         ids, lengths, predicts, logps, tops = student_batch(tok, texts, taught, rows, model.device)
-        kl = distill_loss(model.logits(model(ids, lengths, at=predicts)), logps, tops)
-        summed, count = summed + kl.sum().item(), count + kl.numel()
+        summed += student_loss(model, ids, lengths, predicts, logps, tops).item()
+        count += len(logps)
     return summed / count
 
 
@@ -143,7 +150,7 @@ def load_models(cfg, device, resume=None):
     if guide["tokenizer"] != source["tokenizer"]:
         raise UserError(f"{cfg.teacher} and {cfg.init} have different vocabularies: "
                         "distil between models of one tokenizer")
-    model = prepare(unpack(resume or source, device), cfg.checkpoint, cfg.compile)
+    model = prepare(unpack(resume or source, home(device, cfg.shard)), cfg.checkpoint, cfg.compile)
     return tok, unpack(guide, device).eval(), model, guide
 
 
@@ -167,6 +174,7 @@ def cached_teach(cfg, guide, teacher, prompt, texts, length, rank):
     taught = teach(teacher, prompt, texts, cfg.top, cfg.micro, rank)
     if rank == 0:
         save_checkpoint(cache, key=key, taught=taught)
+    meet(ALONE)
     return taught
 
 
@@ -185,47 +193,50 @@ def train(cfg):
     taught = cached_teach(cfg, guide, teacher, prompt, texts + heldout, length, rank)
     taught, taught_heldout = taught[:cfg.texts], taught[cfg.texts:]
 
+    team = Team(model, cfg.shard, device)
     optimizer = adamw(model, cfg.lr)
-    if run.resume:
-        optimizer.load_state_dict(run.resume["optimizer"])
-    elif rank == 0:
-        before = heldout_kl(model, tok, heldout, taught_heldout)
-        run.log(-1, heldout_kl=before)
-        show(run, model, tok, cfg.seed,
-             f"before distillation, {before:.4f} nats a token from the prompted teacher:")
 
     def save(step, finished=False):
-        run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
+        weights, moments = team.state(optimizer)
+        run.save(step, finished, **dict(pack(model, tok), model=weights), optimizer=moments)
 
+    def shows(title, step=None):
+        """With a step, the KL on texts that are not trained on, too."""
+        with team.whole() as whole:
+            if rank == 0 and step is not None:
+                kl = heldout_kl(whole, tok, heldout, taught_heldout)
+                run.log(step, heldout_kl=kl)
+                title = f"{title}, {kl:.4f} nats a token from the prompted teacher:"
+            if rank == 0:
+                show(run, whole, tok, cfg.seed, title)
+        meet(ALONE)
+
+    if run.resume:
+        team.load(optimizer, run.resume["optimizer"])
+    else:
+        shows("before distillation", -1)
     bar = run.bar(cfg.steps, run.step)
     for step in range(run.step, cfg.steps):
         rows = batch_rows(cfg.texts, cfg.batch, step, cfg.seed, "distill")
         count = sum(len(texts[r]) for r in rows)      # tokens over all ranks and micro-batches
-        own, summed = sorted(mine(rows, rank, world_size), key=lambda r: len(texts[r])), 0.0
-        for i in range(0, len(own), cfg.micro):
-            some = own[i:i + cfg.micro]
-            ids, lengths, predicts, logps, tops = student_batch(tok, texts, taught, some, device)
-            loss = distill_loss(model.logits(model(ids, lengths, at=predicts)), logps, tops).sum()
+        parts, summed = portions(rows, cfg.micro, lambda r: len(texts[r])), 0.0
+        for some, weight in passes(parts, team):
+            loss = weight * team(student_loss, *student_batch(tok, texts, taught, some, device))
             (loss / count).backward()
             summed += loss.item()
         norm = update(model, optimizer, schedule(step, cfg.steps, cfg.lr))
-        loss = total(summed, device=device) / count
+        loss = total(summed) / count
         run.log(step, loss=loss, grad_norm=norm)
         bar.set_postfix_str(f"KL {loss:.4f}", refresh=False)
         bar.update()
         if (step + 1) % cfg.every == 0 and step + 1 < cfg.steps:
             save(step + 1)
-            if rank == 0:
-                show(run, model, tok, cfg.seed, f"distill step {step + 1}, KL {loss:.4f}:")
+            shows(f"distill step {step + 1}, KL {loss:.4f}:")
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt
     bar.close()
-    if rank == 0:
-        final = heldout_kl(model, tok, heldout, taught_heldout)
-        run.log(cfg.steps, heldout_kl=final)
-        show(run, model, tok, cfg.seed,
-             f"distill done, {final:.4f} nats a token from the prompted teacher:")
+    shows("distill done", cfg.steps)
     save(cfg.steps, finished=True)
 
 

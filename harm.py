@@ -46,7 +46,7 @@ from data.tokenizer import fit, loads
 from elo import plain
 from measures import mean_se
 from model import by_length, pack, pad_rows, unpack
-
+from parallel import Team, passes, portions
 
 @dataclass(frozen=True)
 class Config:
@@ -107,6 +107,12 @@ def scores_of(model, tok, rows):
     ids, lengths = pad_rows(rows, tok.pad, model.device)
     at = torch.arange(len(rows), device=model.device), lengths - 1
     return model.score(model(ids, lengths, at=at))
+
+
+def rows_loss(model, tok, rows, ratings, count):
+    """rating_loss of the scores of rows."""
+    scores = scores_of(model, tok, rows)
+    return rating_loss(scores, ratings.to(scores.device), count)
 
 
 @torch.no_grad()
@@ -288,26 +294,25 @@ def report(cfg, run, lots, tested, policies):
 
 # ---------------------------------------------------------------- train
 
-def learn(cfg, run, model, tok, lots, save, rank, world_size):
+def learn(cfg, run, model, tok, lots, save, rank):
     """The scorer's steps on the rated attacks, from where the run is."""
     lines = lots["train"]
     rows = [conversation(tok, x["turns"], model.config.n_ctx) for x in lines]
     ratings = torch.tensor([float(x["rating"]) for x in lines])
-    steps, optimizer = cfg.epochs * (len(rows) // cfg.batch), adamw(model, cfg.lr)
+    steps, team = cfg.epochs * (len(rows) // cfg.batch), Team(model)
+    optimizer = adamw(model, cfg.lr)
     if run.resume and "optimizer" in run.resume:
         optimizer.load_state_dict(run.resume["optimizer"])
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
         batch = batch_rows(len(rows), cfg.batch, step, cfg.seed, "harm")
-        own = sorted(mine(batch, rank, world_size), key=lambda r: len(rows[r]))
         summed = 0.0
-        for some in (own[i:i + cfg.micro] for i in range(0, len(own), cfg.micro)):
-            scores = scores_of(model, tok, [rows[r] for r in some])
-            loss = rating_loss(scores, ratings[some].to(scores.device), len(batch))
+        for some, weight in passes(portions(batch, cfg.micro, lambda r: len(rows[r])), team):
+            loss = weight * team(rows_loss, tok, [rows[r] for r in some], ratings[some], len(batch))
             loss.backward()
             summed += loss.item()
         norm = update(model, optimizer, schedule(step, steps, cfg.lr, cfg.warmup))
-        loss = total(summed, device=model.device)
+        loss = total(summed)
         run.log(step, loss=loss, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         bar.update()
@@ -344,7 +349,7 @@ def train(cfg):
     def save(step, finished=False, **more):
         run.save(step, finished, **pack(model, tok), **more)
 
-    steps = learn(cfg, run, model, tok, lots, save, rank, world_size) if cfg.count else 0
+    steps = learn(cfg, run, model, tok, lots, save, rank) if cfg.count else 0
     told = dict(run.resume.get("told", {})) if run.resume else {}
     bar = run.bar(len(policies), len(told))
     for name in [x for x in policies if x not in told]:

@@ -29,7 +29,7 @@ import collect
 import elo
 import ppo
 import preference
-from common import (Run, UserError, entry, load_source, metrics_of, start, total,
+from common import (ALONE, Run, UserError, entry, load_source, meet, metrics_of, start,
                     write_atomically)
 from control import snapshots_of
 from data.tokenizer import loads
@@ -89,7 +89,7 @@ def simulated(cfg, name, policies, count, **knobs):
     collect.collect(collect.Config(
         policy=",".join(policies), out=str(folder), count=count, tranche=name,
         temperature=cfg.temperature, seed=cfg.seed, device=cfg.device, **knobs))
-    total(0)                                             # rank 0 has written before others read
+    meet(ALONE)                                             # rank 0 has written before others read
     return preference.read_comparisons(folder)
 
 
@@ -113,7 +113,7 @@ def asked(cfg, name, policies, rank):
         write_atomically(lot, lambda file: file.write(lines))
     while not lot.exists():                              # a collective would give up after a while
         time.sleep(1)
-    total(0)
+    meet(ALONE)
     return preference.read_comparisons(lot)
 
 
@@ -125,11 +125,11 @@ def train_pm(cfg, name, lots, rank):
     learn, test = ([x for lines in part.values() for x in lines] for part in parts(cfg, lots))
     if rank == 0:
         preference.write_comparisons({folder / "learn.jsonl": learn, folder / "test.jsonl": test})
-    total(0)
+    meet(ALONE)
     preference.train(preference.Config(
         init=cfg.pmp, data=str(folder / "learn.jsonl"), test=str(folder / "test.jsonl"), pairs=0,
         lr=cfg.pm_lr, out=str(folder), seed=cfg.seed, device=cfg.device))
-    total(0)
+    meet(ALONE)
     return str(folder)
 
 
@@ -140,7 +140,7 @@ def train_policy(cfg, name, pm):
         policy=cfg.policy, pm=pm, out=str(folder), iterations=cfg.iterations, samples=cfg.samples,
         minibatch=min(ppo.Config.minibatch, cfg.samples), lr=cfg.lr, lambda_kl=cfg.lambda_kl,
         helpful=cfg.helpful, snapshots=cfg.snapshots, seed=cfg.seed, device=cfg.device))
-    total(0)
+    meet(ALONE)
     return str(folder), [*map(str, snapshots_of(folder)), str(folder)]
 
 

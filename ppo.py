@@ -21,16 +21,17 @@ About 1.5 minutes on two cores: gold helpfulness up by 0.6 or more, harmlessness
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from common import (Run, UserError, adamw, entry, highest, keyed, mine, start, total, uniforms,
-                    update)
-from control import (adapted, bad_batch, follow, in_score_units, is_over, keep_snapshots,
-                     load_models, own_critic, rates, save_run, served, wanted_snapshots)
+from common import Run, adamw, entry, highest, keyed, mine, start, total, uniforms, update
+from control import (adapted, bad_batch, check, follow, in_score_units, is_over, keep_snapshots,
+                     load_models, own_critic, progress, rates, save_run, served)
 from model import by_length, pad_rows, response_mask
+from parallel import Team, even, passes, portions
 from pretrain import lm_loss, mixture, show, shown_for
 from prompts import asker
 from rollout import (at_response, exact_kl, kl_estimates, normalized, over_rows, pm_scores,
@@ -84,6 +85,7 @@ class Config:
     seed: int = 0                      # of prompts, answers and order
     every: int = 10                    # iterations between samples and checkpoints
     trace: bool = False                # print one rollout as a table, then stop
+    shard: bool = False                # cut weights and optimizer over the processes: less memory
     checkpoint: bool = False           # compute blocks again in the backward pass: less memory
     compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
@@ -184,35 +186,56 @@ def advantages_of(cfg, batch, critic, lambda_kl):
 
 # ---------------------------------------------------------------- train
 
-def micro_batch(cfg, batch, some, m, count):
-    """Gradients of both losses over some rows, summed over their tokens / count. Returns (clipped
-    tokens, tokens, critic's loss, largest |log ratio|).
-    """
+def policy_part(policy, cfg, batch, some):
+    """The policy's loss over some rows, summed over tokens; clipped tokens; largest |log ratio|."""
     rows, mask, old = [batch["rows"][i] for i in some], batch["mask"][some], batch["logp"][some]
-    starts, lengths = batch["starts"][some], batch["lengths"][some]
-    logp = policy_logprobs(m.policy, rows, starts, lengths, cfg.new, cfg.temperature)
+    logp = policy_logprobs(policy, rows, batch["starts"][some], batch["lengths"][some], cfg.new,
+                           cfg.temperature)
     loss, held = policy_loss(logp, old, batch["advantages"][some], mask, cfg.clip)
     loss = loss + (batch["lambda_kl"] / batch["spread"]      # the unit of whitened advantages
                    * kl_loss(cfg.kl, logp, batch["ref"][some], mask))
-    (loss / count).backward()
-    v_loss = value_loss(critic_values(m.critic, rows, starts, cfg.new), batch["values"][some],
-                        batch["returns"][some], mask, cfg.value_clip)
-    (v_loss / count).backward()
-    ratio = torch.where(mask, logp.detach() - old, 0.0).abs().max().item()
-    return held.item(), mask.sum().item(), v_loss.item(), ratio
+    return loss, held, torch.where(mask, logp.detach() - old, 0.0).abs().max()
 
 
-def ptx_batch(cfg, tok, policy, own, count):
-    """Gradients of ptx * mean nats a token of the texts; this rank's share of that mean."""
+def critic_part(critic, cfg, batch, some):
+    """The critic's loss over some rows, summed over tokens."""
+    values = critic_values(critic, [batch["rows"][i] for i in some], batch["starts"][some], cfg.new)
+    return value_loss(values, batch["values"][some], batch["returns"][some], batch["mask"][some],
+                      cfg.value_clip)
+
+
+def micro_batch(cfg, batch, some, teams, count, weight=1.0):
+    """Gradients of both losses over some rows, summed over their tokens / count. Returns (clipped
+    tokens, tokens, critic's loss, largest |log ratio|), all times weight.
+    """
+    loss, held, ratio = teams[0](policy_part, cfg, batch, some)
+    (weight * loss / count).backward()
+    v_loss = teams[1](critic_part, cfg, batch, some)
+    (weight * v_loss / count).backward()
+    return [weight * x.item() for x in (held, batch["mask"][some].sum(), v_loss, ratio)]
+
+
+def ptx_batch(cfg, tok, team, texts, count):
+    """Gradients of ptx * mean nats a token of all ranks' texts; this rank's share of that mean. The
+    policy's other losses come after them: there the ranks' gradients are summed.
+    """
     summed = 0.0
-    for some in by_length(own, cfg.micro):
-        loss = lm_loss(policy, *pad_rows([own[i] for i in some], tok.pad, policy.device))
+    for some, weight in passes(portions(texts, cfg.micro), team, end=False):
+        loss = weight * team(lm_loss, *pad_rows(some, tok.pad, team.model.device))
         (cfg.ptx * loss / count).backward()
         summed += loss.item() / count
     return summed
 
 
-def improve(cfg, tok, batch, own, step, m, optimizers, device, mix=None):
+def shares(cfg, batch, own, taken, step, world_size):
+    """This rank's micro-batches of a minibatch, numbers of its rows, with weights (parallel.py)."""
+    local = [j for j, r in enumerate(own) if r in taken]
+    most = max(Counter((r - step * cfg.samples) % world_size for r in taken).values())
+    parts = by_length([batch["rows"][j] for j in local], cfg.micro)
+    return local, even([[local[j] for j in part] for part in parts], -(-most // cfg.micro), [0])
+
+
+def improve(cfg, tok, batch, own, step, teams, optimizers, mix=None):
     """Step 5: K passes of PPO over an iteration's rollout, in minibatches cut from all ranks' rows.
 
     Returns its metrics. FloatingPointError on all ranks if a gradient is not finite.
@@ -225,59 +248,24 @@ def improve(cfg, tok, batch, own, step, m, optimizers, device, mix=None):
         order = keyed(cfg.seed, "ppo", step, epoch).permutation(cfg.samples)
         taken = {step * cfg.samples + int(r)
                  for r in order[i * cfg.minibatch:(i + 1) * cfg.minibatch]}
-        local = [j for j, r in enumerate(own) if r in taken]
-        count = total(batch["mask"][local].sum(), device=device)         # tokens of all ranks
-        for chunk in by_length([batch["rows"][j] for j in local], cfg.micro):
-            found = micro_batch(cfg, batch, [local[j] for j in chunk], m, count)
-            held, seen, v_loss = held + found[0], seen + found[1], v_loss + found[2]
-            first_ratio = max(first_ratio, found[3]) if k == 0 else first_ratio
+        local, parts = shares(cfg, batch, own, taken, step, teams[0].world)
+        count = total(batch["mask"][local].sum())                        # tokens of all ranks
         if mix:
             texts = cfg.minibatch * cfg.ptx_ratio
             begin = (step * updates + k) * texts
-            ptx += ptx_batch(cfg, tok, m.policy, *mix(range(begin, begin + texts))) / updates
-        norms = [update(x, o, lr) for x, o, lr in zip((m.policy, m.critic), optimizers, lrs)]
+            ptx += ptx_batch(cfg, tok, teams[0], *mix(range(begin, begin + texts))) / updates
+        for some, weight in passes(parts, *teams):
+            found = micro_batch(cfg, batch, some, teams, count, weight)
+            held, seen, v_loss = held + found[0], seen + found[1], v_loss + found[2]
+            first_ratio = max(first_ratio, found[3]) if k == 0 else first_ratio
+        norms = [update(x.model, o, lr) for x, o, lr in zip(teams, optimizers, lrs)]
         if not math.isfinite(sum(norms)):
             raise FloatingPointError(f"gradient norm of the policy {norms[0]}, of the critic "
                                      f"{norms[1]}")
-    held, seen, v_loss, ptx = total(held, seen, v_loss, ptx, device=device)
+    held, seen, v_loss, ptx = total(held, seen, v_loss, ptx)
     return dict(clip_fraction=held / seen, value_loss=v_loss / seen, grad_norm=norms[0],
                 critic_norm=norms[1], lr=lrs[0], first_log_ratio=highest(first_ratio),
                 **(dict(ptx_loss=ptx) if mix else {}))
-
-
-CHOICES = dict(kl=("reward", "k2", "k3", "none"), decay=("constant", "linear"),
-               critic=("pm", "policy", "fresh"))
-RANGES = ((1, math.inf, "iterations samples minibatch micro epochs new every ptx_ratio"),
-          (2, math.inf, "ptx_length"), (1e-6, math.inf, "temperature"),
-          (0, 1, "helpful mix ema anchor gamma lam"), (0, 4.9, "kl_gain"),
-          (0, math.inf, "lr critic_lr lambda_kl halve patience reset kl_target calibrate cap clip "
-                        "value_clip ptx"))
-
-
-def check(cfg, world_size):
-    """UserError for knobs out of range, or that don't fit together."""
-    for name, known in CHOICES.items():
-        if getattr(cfg, name) not in known:
-            raise UserError(f"--{name} {getattr(cfg, name)}: choose from {', '.join(known)}")
-    for least, most, names in RANGES:
-        for name in names.split():
-            if not least <= getattr(cfg, name) <= most:
-                known = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: {known}")
-    if cfg.samples % cfg.minibatch:
-        raise UserError(f"--samples {cfg.samples} is not divisible by --minibatch {cfg.minibatch}")
-    if world_size > min(cfg.samples, cfg.calibrate or cfg.samples):
-        raise UserError(f"{world_size} processes need that many --samples and --calibrate")
-    if cfg.patience and not cfg.test_pm:
-        raise UserError("--patience needs a held-out preference model: name one with --test-pm")
-    if cfg.pm == "gold" and (cfg.critic == "pm" or cfg.prompts or cfg.generated):
-        raise UserError("--pm gold is no model and knows the toy world's own prompts only: take "
-                        "--critic policy or fresh, and no --prompts or --generated")
-    if cfg.kl_target and not cfg.lambda_kl:
-        raise UserError("--kl-target needs a --lambda-kl above 0 to begin with: it is multiplied")
-    if cfg.reset and cfg.anchor:
-        raise UserError("--reset and --anchor both move the reference: choose one")
-    wanted_snapshots(cfg)
 
 
 def scored(cfg, tok, m, ask, rows, stage, state, exact=False):
@@ -313,12 +301,6 @@ def beginning(cfg, rank, world_size, sample):
     return state
 
 
-def progress(row, root):
-    """The numbers beside the progress bar."""
-    gold = "".join(f" {k} {row[k]:+.2f}" for k in ("gold_helpful", "gold_harmless") if k in row)
-    return f"score {row['score']:+.2f} sqrt(KL) {root:.2f}{gold}"
-
-
 def train(cfg):
     rank, world_size, device = start(cfg.device)
     check(cfg, world_size)
@@ -330,7 +312,7 @@ def train(cfg):
     readers = filter(None, (m.policy, m.reference, m.pm, m.test_pm))
     room = min(x.config.n_ctx for x in readers) - cfg.new - 1
     ask = asker(cfg, tok, room, rank)
-    mix = mixture(cfg, tok, rank, world_size) if cfg.ptx else None
+    mix = mixture(cfg, tok) if cfg.ptx else None
     sample = partial(scored, cfg, tok, m, ask)
     state = resume["state"] if resume else beginning(cfg, rank, world_size, sample)
     if not resume and cfg.critic == "pm":
@@ -338,6 +320,7 @@ def train(cfg):
     if cfg.trace:
         batch = sample(range(1), "trace", state)
         return print(trace(tok, advantages_of(cfg, batch, m.critic, state["lambda_kl"])))
+    teams = Team(m.policy), Team(m.critic)
     optimizers = adamw(m.policy, cfg.lr), adamw(m.critic, cfg.critic_lr)
     for optimizer, old in zip(optimizers, resume["optimizers"] if resume else []):
         optimizer.load_state_dict(old)
@@ -349,13 +332,13 @@ def train(cfg):
         last = step + 1 == cfg.iterations
         batch = sample(own, "rl", state, exact=last or (step + 1) % cfg.every == 0)  # 1. 2. 3.
         batch = advantages_of(cfg, batch, m.critic, state["lambda_kl"])              # 4.
-        row = summary(batch, device)
+        row = summary(batch)
         root = max(row.get("kl_start", row["kl"]), 0) ** 0.5
         keep_snapshots(cfg, run, tok, m.policy, state, root, step)
         over = is_over(cfg, state, m.policy, step, row.get("test_pm"))
         m.policy.train()
         try:
-            told = improve(cfg, tok, batch, own, step, m, optimizers, device, mix)   # 5.
+            told = improve(cfg, tok, batch, own, step, teams, optimizers, mix)  # 5.
         except FloatingPointError as error:                                   # on every rank
             raise bad_batch(cfg, run, step, batch, error) from None
         run.log(step, **row, **told, lambda_kl=state["lambda_kl"])

@@ -27,12 +27,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
-                    schedule, start, total, update)
+from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
+                    prepare, schedule, start, total, update)
 from data import world
 from data.lines import answers_of, read_rows, text_of, write_lines
 from data.tokenizer import fit, join, loads, parse_prompt
 from model import pack, shared_prompt_rows, unpack
+from parallel import Team, home, passes, portions
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Config:
     warmup: int = 20                   # steps of linear warm-up
     seed: int = 0                      # of the world's own comparisons and of the order
     every: int = 100                   # steps between evaluations and checkpoints
+    shard: bool = False                # cut weights and optimizer over the processes: less memory
     checkpoint: bool = False           # compute blocks again in the backward pass: less memory
     compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
@@ -185,6 +187,14 @@ def score_rows(model, tok, rows):
     return model.score(model(*laid_out, at=(every, ends)))
 
 
+def rows_loss(model, tok, rows, weights, softs):
+    """Sum over rows of weights [B] * their pairs' mean loss, and of their pairs' mean accuracy."""
+    scores, counts = score_rows(model, tok, rows), counts_of(rows).to(model.device)
+    w, p = weights.to(model.device), softs[:, None].to(model.device)
+    return (over_pairs(preference_loss, scores, counts, p) @ w,
+            over_pairs(accuracy, scores, counts).sum())
+
+
 def counts_of(rows):
     """Answers of each row, [B]."""
     return torch.tensor([len(answers) for _, answers in rows])
@@ -309,14 +319,15 @@ def training_rows(cfg, tok, n_ctx):
     return rows, weights, softs, dropped
 
 
-def center(run, model, tok, path):
+def center(run, team, tok, path):
     """Shifts all scores so that the chosen answers' mean is 0 (InstructGPT 3.5, demonstrations)."""
-    _, scores, dropped = score_lines(model, tok, read_comparisons(path))
+    with team.whole() as whole:
+        _, scores, dropped = score_lines(whole, tok, read_comparisons(path))
     if not scores:
         raise UserError(f"--center {path}: no line is usable, dropped {dropped}")
     run.say(f"{path}: {len(scores)} demonstrations come to mean 0, dropped {dropped}")
     with torch.no_grad():
-        model.score_head.bias -= sum(s[0] for s in scores) / len(scores)
+        team.model.score_head.bias -= sum(s[0] for s in scores) / len(scores)
 
 
 def train(cfg):
@@ -325,7 +336,8 @@ def train(cfg):
     if run.finished:
         return print(f"preference: {run.dir} is finished, skipped") if rank == 0 else None
     source = load_source(cfg.init)
-    tok, model = loads(source["tokenizer"]), unpack(run.resume or source, device, scalar=True)
+    tok, model = loads(source["tokenizer"]), unpack(
+        run.resume or source, home(device, cfg.shard), scalar=True)
     model = prepare(model, cfg.checkpoint, cfg.compile)
     model.score_head.bias.requires_grad_(False)  # differences cancel it: rounding would move it
     rows, weights, softs, dropped = training_rows(cfg, tok, model.config.n_ctx)
@@ -334,48 +346,51 @@ def train(cfg):
     if not steps:
         raise UserError(f"{len(rows)} comparisons of {len(rows) + sum(dropped.values())} are usable"
                         f" (dropped {dropped}), fewer than one --batch of {cfg.batch}")
+    team = Team(model, cfg.shard, device)
     optimizer = adamw(model, cfg.lr)
     if run.resume:
-        optimizer.load_state_dict(run.resume["optimizer"])
+        team.load(optimizer, run.resume["optimizer"])
     elif rank == 0:
         print(f"preference: {len(rows)} comparisons used, dropped {dropped}; {steps} steps")
 
     def save(step, finished=False):
-        run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
+        weights, moments = team.state(optimizer)
+        run.save(step, finished, **dict(pack(model, tok), model=weights), optimizer=moments)
 
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
         batch = batch_rows(len(rows), cfg.batch, step, cfg.seed, "preference")
         weight = weights[batch].sum().item()                     # of all ranks' rows
-        own = sorted(mine(batch, rank, world_size), key=lambda r: size_of(rows[r]))
-        sums = [0.0, 0.0]
-        for some in (own[i:i + cfg.micro] for i in range(0, len(own), cfg.micro)):
-            scores = score_rows(model, tok, [rows[r] for r in some])
-            counts = counts_of([rows[r] for r in some]).to(device)
-            w, p = weights[some].to(device), softs[some, None].to(device)
-            loss = over_pairs(preference_loss, scores, counts, p) @ w / weight
+        parts, sums = portions(batch, cfg.micro, lambda r: size_of(rows[r])), [0.0, 0.0]
+        for some, share in passes(parts, team):
+            loss, right = team(rows_loss, tok, [rows[r] for r in some], weights[some], softs[some])
+            loss = share * loss / weight
             loss.backward()
             sums[0] += loss.item()
-            sums[1] += over_pairs(accuracy, scores, counts).sum().item() / cfg.batch
+            sums[1] += share * right.item() / cfg.batch
         norm = update(model, optimizer, schedule(step, steps, cfg.lr, cfg.warmup))
-        loss, acc = total(*sums, device=device)
+        loss, acc = total(*sums)
         run.log(step, loss=loss, accuracy=acc, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f} accuracy {acc:.2f}", refresh=False)
         bar.update()
         if (step + 1) % cfg.every == 0 and step + 1 < steps:
-            if rank == 0:
-                title = f"preference step {step + 1}"       # before the save: it logs
-                evaluate(run, model, tok, step, title, tests)
+            with team.whole() as whole:                        # before the save: it logs
+                if rank == 0:
+                    evaluate(run, whole, tok, step, f"preference step {step + 1}", tests)
+            model.train()
+            meet(ALONE)
             save(step + 1)
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt
     bar.close()
     if cfg.center:
-        center(run, model, tok, cfg.center)
-    if rank == 0:
-        evaluate(run, model, tok, steps, "preference done", tests)
-        show_scores(run, model, tok, rows[:3])
+        center(run, team, tok, cfg.center)
+    with team.whole() as whole:
+        if rank == 0:
+            evaluate(run, whole, tok, steps, "preference done", tests)
+            show_scores(run, whole, tok, rows[:3])
+    meet(ALONE)
     save(steps, finished=True)
 
 

@@ -19,12 +19,13 @@ from functools import partial
 
 import torch
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine, prepare,
-                    schedule, start, total, uniforms, update)
+from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
+                    prepare, schedule, start, total, uniforms, update)
 from data import full, principles, world
 from data.text import read_texts, strings, text_documents
 from data.tokenizer import load, loads, train_bpe
 from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
+from parallel import Team, home, passes, portions
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Config:
     decay: float = 0.1                 # AdamW weight decay of matrices
     seed: int = 0                      # of text, order and initial weights
     every: int = 100                   # steps between evaluations, samples and checkpoints
+    shard: bool = False                # cut weights and optimizer over the processes: less memory
     checkpoint: bool = False           # compute blocks again in the backward pass: less memory
     compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
@@ -109,9 +111,9 @@ def corpus(cfg, tok, texts):
     return documents, heldout, f"{told}, {len(heldout):,} held out"
 
 
-def mixture(cfg, tok, rank, world_size):
-    """texts(rows) -> this rank's share of these texts of the pretraining mix (InstructGPT 3.5), and
-    the predicted tokens of all.
+def mixture(cfg, tok):
+    """texts(rows) -> these texts of the pretraining mix (InstructGPT 3.5), of all ranks, and the
+    number of their predicted tokens.
     """
     documents = text_documents(tok, texts_of(cfg.ptx_text, "--ptx-text"), cfg.ptx_length)[0]
     if cfg.ptx_text and not documents:
@@ -124,7 +126,7 @@ def mixture(cfg, tok, rank, world_size):
 
     def texts(rows):
         every = [one(row) for row in rows]
-        return mine(every, rank, world_size), sum(len(x) - 1 for x in every)
+        return every, sum(len(x) - 1 for x in every)
 
     return texts
 
@@ -209,49 +211,58 @@ def train(cfg):
     texts, shown = texts_of(cfg.text, "--text"), shown_for(cfg.text)
     tok, model = beginning(cfg, run, texts)
     documents, heldout, told = corpus(cfg, tok, texts)
-    model = prepare(model.to(device), cfg.checkpoint, cfg.compile)
+    model = prepare(model.to(home(device, cfg.shard)), cfg.checkpoint, cfg.compile)
+    team = Team(model, cfg.shard, device)
     optimizer = adamw(model, cfg.lr, cfg.decay)
     if run.resume:
-        optimizer.load_state_dict(run.resume["optimizer"])
+        team.load(optimizer, run.resume["optimizer"])
     elif rank == 0:
         size = sum(p.numel() for p in model.parameters())
         print(f"pretrain: {size:,} parameters, {tok.vocab} ids, "
               f"{sum(map(len, documents)):,} tokens of text, {world_size} process(es); {told}")
-        show(run, model, tok, cfg.seed, f"{cfg.init or 'untrained'}:", shown=shown)
 
     def save(step, finished=False):
-        run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict())
+        weights, moments = team.state(optimizer)
+        run.save(step, finished, **dict(pack(model, tok), model=weights), optimizer=moments)
+
+    def shows(title):
+        with team.whole() as whole:
+            if rank == 0:
+                show(run, whole, tok, cfg.seed, title, shown=shown)
+        meet(ALONE)
+
+    if not run.resume:
+        shows(f"{cfg.init or 'untrained'}:")
 
     bar = run.bar(cfg.steps, run.step)
     for step in range(run.step, cfg.steps):
         rows = batch_rows(len(documents), cfg.batch, step, cfg.seed, "pretrain")
         count = sum(len(documents[r]) - 1 for r in rows)      # predicted tokens of all ranks
-        own, summed = [documents[r] for r in mine(rows, rank, world_size)], 0.0
-        for some in by_length(own, cfg.micro):
-            ids, lengths = pad_rows([own[i] for i in some], tok.pad, device)
-            loss = lm_loss(model, ids, lengths)
+        parts, summed = portions([documents[r] for r in rows], cfg.micro), 0.0
+        for some, weight in passes(parts, team):
+            loss = weight * team(lm_loss, *pad_rows(some, tok.pad, device))
             (loss / count).backward()
             summed += loss.item()
         lr = schedule(step, cfg.steps, cfg.lr, cfg.warmup, 0.1, "cosine")
         norm = update(model, optimizer, lr)
-        loss = total(summed, device=device) / count
+        loss = total(summed) / count
         run.log(step, loss=loss, lr=lr, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         bar.update()
         if (step + 1) % cfg.every == 0 and step + 1 < cfg.steps:
             save(step + 1)
-            if rank == 0:
-                title = f"pretrain step {step + 1}, loss {loss:.3f}:"
-                show(run, model, tok, cfg.seed, title, shown=shown)
+            shows(f"pretrain step {step + 1}, loss {loss:.3f}:")
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt
     bar.close()
-    if rank == 0:
-        final = heldout_loss(model, tok, heldout, cfg.micro)
-        run.log(cfg.steps, heldout_loss=final)
-        show(run, model, tok, cfg.seed,
-             f"pretrain done, {final:.3f} nats a token on held-out documents:", shown=shown)
+    with team.whole() as whole:
+        if rank == 0:
+            final = heldout_loss(whole, tok, heldout, cfg.micro)
+            run.log(cfg.steps, heldout_loss=final)
+            show(run, whole, tok, cfg.seed,
+                 f"pretrain done, {final:.3f} nats a token on held-out documents:", shown=shown)
+    meet(ALONE)
     save(cfg.steps, finished=True)
 
 

@@ -160,7 +160,7 @@ def columns_of(batch):
                       gold_harmless=(gold, harmful))
 
 
-def summary(batch, device):
+def summary(batch):
     """Means over the answers of all ranks, of what there is any; `x_se` is x's standard error.
 
     entropy is over tokens; explained, of a batch with returns: 1 - mean (return - value)^2 /
@@ -174,7 +174,7 @@ def summary(batch, device):
     left = torch.where(mask, returns - values, 0.0)
     *sums, tokens, nats, error, first, second = total(
         *(x for three in sums for x in three), mask.sum(), nats, (left ** 2).sum(),
-        returns.sum(), (returns ** 2).sum(), device=device)
+        returns.sum(), (returns ** 2).sum())
     out = {}
     for name, x, xx, n in zip(columns, sums[::3], sums[1::3], sums[2::3], strict=True):
         if n:                                    # of all ranks: every rank has the same names

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 
 import torch
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source, mine,
+from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
                     need_one_vocabulary, prepare, schedule, start, total, uniforms, update)
 from data import world
 from data.lines import answers_of, text_of
 from data.text import text_documents
 from data.tokenizer import fit, loads, parse_prompt
 from model import by_length, generate, pack, pad_rows, response_mask, unpack
+from parallel import Team, home, passes, portions
 from preference import check_line, read_comparisons
 from pretrain import documents_of, show, texts_of
 from rollout import pm_scores
@@ -59,6 +60,7 @@ class Config:
     new: int = 40                      # tokens of such an answer at most
     seed: int = 0                      # of demonstrations, order, text and sampled answers
     every: int = 100                   # steps between checkpoints; each epoch's end has one too
+    shard: bool = False                # cut weights and optimizer over the processes: less memory
     checkpoint: bool = False           # compute blocks again in the backward pass: less memory
     compile: bool = False              # torch.compile of the blocks: a minute to start, for GPUs
     device: str = "auto"               # auto, cpu, cuda or mps
@@ -167,8 +169,13 @@ def mixed_in(cfg, tok, n_ctx, count, asked):
 def chunks(model, tok, rows, micro):
     """What sft_loss takes, ids [B, T], lengths [B], counts [B], for `micro` rows at a time."""
     for some in by_length([ids for ids, _ in rows], micro):
-        ids, lengths = pad_rows([rows[i][0] for i in some], tok.pad, model.device)
-        yield ids, lengths, torch.tensor([rows[i][1] for i in some], device=model.device)
+        yield padded(tok, [rows[i] for i in some], model.device)
+
+
+def padded(tok, rows, device):
+    """Rows as sft_loss takes them."""
+    ids, lengths = pad_rows([ids for ids, _ in rows], tok.pad, device)
+    return ids, lengths, torch.tensor([count for _, count in rows], device=device)
 
 
 @torch.no_grad()
@@ -214,7 +221,8 @@ def load_models(cfg, run, device):
     source = load_source(cfg.init, scalar=False)
     judge = load_source(cfg.pm, scalar=True) if cfg.pm else None
     need_one_vocabulary(cfg.init, source, {cfg.pm: judge} if judge else {})
-    model = prepare(unpack(run.resume or source, device), cfg.checkpoint, cfg.compile)
+    model = unpack(run.resume or source, home(device, cfg.shard))
+    model = prepare(model, cfg.checkpoint, cfg.compile)
     pm = unpack(judge, device).eval().requires_grad_(False) if judge else None
     return loads(source["tokenizer"]), model, pm
 
@@ -266,47 +274,58 @@ def train(cfg):
     demos, texts, per_epoch = shares(cfg, rows)
     steps = cfg.epochs * per_epoch
     text = mixed_in(cfg, tok, n_ctx, texts * steps, asked) if texts else []
+    team = Team(model, cfg.shard, device)
     optimizer, best = adamw(model, cfg.lr), run.resume["best"] if run.resume else None
     if run.resume:
-        optimizer.load_state_dict(run.resume["optimizer"])
+        team.load(optimizer, run.resume["optimizer"])
 
-    def save(step, finished=False):
-        run.save(step, finished, **pack(model, tok), optimizer=optimizer.state_dict(), best=best)
+    def save(step, finished=False, **kept):
+        weights, moments = team.state(optimizer)
+        content = dict(pack(model, tok), model=weights, optimizer=moments, best=best)
+        run.save(step, finished, **{**content, **kept})
 
-    if rank == 0 and not run.resume:
-        evaluate(cfg, run, model, tok, pm, heldout, asked, -1, 0)
+    def judged(step, epoch):
+        """What is to be kept so far (rank 0)."""
+        with team.whole() as whole:
+            if rank == 0:
+                score = evaluate(cfg, run, whole, tok, pm, heldout, asked, step, epoch)
+                kept = pick(best, epoch, score, whole) if pm and epoch else None
+        model.train()
+        meet(ALONE)
+        return kept if rank == 0 else None
+
+    if not run.resume:
+        judged(-1, 0)
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
         batch = [rows[r] for r in batch_rows(len(rows), demos, step, cfg.seed, "sft")]
         if texts:
             batch += [text[r] for r in batch_rows(len(text), texts, step, cfg.seed, "sft text")]
         count, summed = sum(n for _, n in batch), 0.0            # learned tokens of all ranks
-        for some in chunks(model, tok, mine(batch, rank, world_size), cfg.micro):
-            loss = sft_loss(model, *some)
+        for some, weight in passes(portions(batch, cfg.micro, lambda x: len(x[0])), team):
+            loss = weight * team(sft_loss, *padded(tok, some, device))
             (loss / count).backward()
             summed += loss.item()
         lr = schedule(step, steps, cfg.lr, cfg.warmup, 0.1, "cosine")
         norm = update(model, optimizer, lr)
-        loss = total(summed, device=device) / count
+        loss = total(summed) / count
         run.log(step, loss=loss, lr=lr, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         bar.update()
         epoch, rest = divmod(step + 1, per_epoch)
-        if not rest and rank == 0:                               # before the save: it logs
-            score = evaluate(cfg, run, model, tok, pm, heldout, asked, step, epoch)
-            best = pick(best, epoch, score, model) if pm else None
+        if not rest:                                             # before the save: it logs
+            best = judged(step, epoch)
         if (not rest or (step + 1) % cfg.every == 0) and step + 1 < steps:
             save(step + 1)
         elif run.stopping():
             save(step + 1)
             raise KeyboardInterrupt
     bar.close()
-    if best:
-        model.load_state_dict(best.pop("model"))
+    kept = dict(model=best.pop("model")) if best else {}
     best = best or dict(epoch=cfg.epochs)
     run.log(steps, picked_epoch=best["epoch"])
     run.say(f"sft done, epoch {best['epoch']} of {cfg.epochs} is kept")
-    save(steps, finished=True)
+    save(steps, finished=True, **kept)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from common import adamw, keyed
 from control import adapted, follow
 from measures import linear_fit
 from model import GPT
+from parallel import Team
 from ppo import Config, advantages_of, improve
 from rollout import kl_estimates, masked_sum, rollout
 
@@ -125,12 +126,13 @@ def solve(cfg, m, mix=None):
     Returns the last lambda_kl.
     """
     optimizers, lambda_kl = (adamw(m.policy, cfg.lr), adamw(m.critic, cfg.critic_lr)), cfg.lambda_kl
+    teams = Team(m.policy), Team(m.critic)
     for step in range(cfg.iterations):
         own = range(step * cfg.samples, (step + 1) * cfg.samples)
         batch = rollout(cfg, STUB, m.policy, m.reference, m.pm, [None] * len(own), [[0]] * len(own),
                         lattice(cfg.samples, cfg.new, cfg.seed, step), (0.0, 1.0))
         batch = advantages_of(cfg, batch, m.critic, lambda_kl)
-        improve(cfg, STUB, batch, own, step, m, optimizers, "cpu", mix)
+        improve(cfg, STUB, batch, own, step, teams, optimizers, mix)
         follow(cfg, m, step)
         if cfg.kl_target:
             kl = masked_sum(batch["logp"] - batch["ref"], batch["mask"]).mean().item()

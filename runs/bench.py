@@ -322,6 +322,7 @@ def their_ranking(size, w):
 def our_ppo(size, w):
     """One iteration of ppo.py by its own functions; the answers are ids that nobody reads."""
     common, _ = ours()
+    import parallel
     import ppo
     import rollout
     n, prompts = len(w["prompts"]), w["prompts"]
@@ -331,6 +332,7 @@ def our_ppo(size, w):
     m = SimpleNamespace(policy=our_gpt(size), reference=our_gpt(size).eval().requires_grad_(False),
                         critic=our_gpt(size, True),
                         pm=our_gpt(size, True).eval().requires_grad_(False))
+    teams = parallel.Team(m.policy), parallel.Team(m.critic)
     optimizers = common.adamw(m.policy, cfg.lr), common.adamw(m.critic, cfg.critic_lr)
 
     spent, sampler = dict(generation=[], scoring=[], update=[]), rollout.generate
@@ -349,7 +351,7 @@ def our_ppo(size, w):
         rollout.generate = sampler
         batch, scored = ppo.advantages_of(cfg, batch, m.critic, cfg.lambda_kl), clock()
         m.policy.train()
-        ppo.improve(cfg, tok, batch, range(n), 0, m, optimizers, here())
+        ppo.improve(cfg, tok, batch, range(n), 0, teams, optimizers)
         spent["scoring"].append(scored - begin - spent["generation"][-1])
         spent["update"].append(clock() - scored)
     step.spent = spent

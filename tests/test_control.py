@@ -89,6 +89,7 @@ import rollout as rolled_out
 from common import UserError, load_checkpoint, load_source, save_checkpoint, uniforms
 from data import world
 from model import GPT, pack
+from parallel import Team
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
@@ -540,8 +541,7 @@ def test_kl_as_a_loss_is_in_the_gradient_and_not_in_the_reward(kind, slope):
     penalty = 0.4 * torch.where(mask, d, 0.0) if kind == "reward" else 0.0
     assert torch.allclose(batch["rewards"], score - penalty)
     assert batch["spread"] == pytest.approx(batch["plain"][mask].std(unbiased=False).item())
-    held = SimpleNamespace(policy=policy, critic=critic)
-    ppo.micro_batch(cfg, batch, [2, 0, 1, 3], held, 7.0)
+    ppo.micro_batch(cfg, batch, [2, 0, 1, 3], (Team(policy), Team(critic)), 7.0)
     found = flat(policy)
     policy.zero_grad(set_to_none=True)
     logp = rolled_out.policy_logprobs(policy, batch["rows"], batch["starts"], batch["lengths"], 6)

@@ -33,7 +33,7 @@ PARTS = ("rollout", "control", "tasks", "guard", "attacks",
          "critic")                                        # of stages, without own commands
 PROGRAMS = ("eval", "sample", "analyze", "feedback", "doctor",
             "benchmark")                               # use any stage, and none uses them
-PURE = ("common", "model", "attention", "measures", "bradley_terry")
+PURE = ("common", "parallel", "model", "attention", "measures", "bradley_terry")
 DRIVERS = ("online", "constitution", "eval")            # may call a whole stage's train()
 PACKAGES = {"torch", "numpy", "tiktoken", "tqdm"}       # at the top of a file
 OPTIONAL = {"matplotlib", "safetensors", "transformers", "trl", "datasets",

@@ -311,6 +311,7 @@ def spy(_):
     model.generate = rollout.generate = generated     # rollout is no script: it is there already
     common.update = updated
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "gather",
+                 "monitored_barrier",
                  "broadcast_object_list", "reduce", "scatter"):
         setattr(dist, name, counted(name, getattr(dist, name)))
     return lambda: dict(drawn=drawn, sums=sums, calls=calls)
