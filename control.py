@@ -12,6 +12,7 @@ from common import (UserError, load_source, need_one_vocabulary, prepare, save_c
                     schedule)
 from data.tokenizer import loads
 from model import pack, unpack
+from parallel import home
 from rollout import keep_batch
 
 
@@ -68,13 +69,15 @@ def load_models(cfg, device, resume=None):
                         "positions")
     tok, kept = loads(source["tokenizer"]), resume or {}
 
-    def model(content, name, scalar=False):
+    def model(content, name, scalar=False, device=device):
         weights = {"model": kept[name]} if name in kept else {}
         return unpack({**content, **weights}, device, scalar=scalar)
 
     beginning = dict(pm=judge, policy=source).get(cfg.critic, judge)
-    m = SimpleNamespace(policy=model(source, "policy"), reference=model(pi0, "reference").eval(),
-                        critic=model(beginning, "critic", True),
+    trained = home(device, cfg.shard)
+    m = SimpleNamespace(policy=model(source, "policy", device=trained),
+                        reference=model(pi0, "reference").eval(),
+                        critic=model(beginning, "critic", True, trained),
                         pm=None if cfg.pm == "gold" else unpack(judge, device).eval(),
                         test_pm=unpack(test, device).eval() if cfg.test_pm else None,
                         ema=model(source, "ema").eval() if cfg.ema else None,
@@ -119,16 +122,20 @@ def served(cfg, m, state):
     return m.ema if cfg.ema and not state["best"] else m.policy
 
 
-def save_run(cfg, run, tok, m, state, optimizers, step, batch, finished=False):
-    """The checkpoint, and rank 0's last batch (batch.pt). `model` is what others use."""
-    kept = served(cfg, m, state) if finished else m.policy
+def save_run(cfg, run, tok, m, state, teams, optimizers, step, batch, finished=False):
+    """The checkpoint, and rank 0's last batch (batch.pt). `model` is what others use, as `served`
+    has it; all ranks must call it.
+    """
     if run.rank == 0:
         keep_batch(cfg, run.dir / "batch.pt", batch)
-    others = dict(policy=m.policy, critic=m.critic, ema=m.ema if cfg.ema else None,
-                  reference=m.reference if moves(cfg) else None)
-    run.save(step, finished, **pack(kept, tok), state=state,
-             optimizers=[optimizer.state_dict() for optimizer in optimizers],
-             **{name: model.state_dict() for name, model in others.items() if model})
+    (policy, critic), kept = zip(*(x.state(o) for x, o in zip(teams, optimizers, strict=True)))
+    if finished and state["best"]:
+        policy = state["best"]["model"]
+    others = {name: getattr(m, name).state_dict() for name, given in
+              (("ema", cfg.ema), ("reference", moves(cfg))) if given}
+    model = others["ema"] if finished and cfg.ema and not state["best"] else policy
+    run.save(step, finished, **dict(pack(m.policy, tok), model=model), state=state,
+             optimizers=list(kept), policy=policy, critic=critic, **others)
 
 
 def bad_batch(cfg, run, step, batch, error):

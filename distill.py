@@ -26,7 +26,7 @@ from common import (ALONE, Run, UserError, adamw, batch_rows, entry, load_checkp
                     meet, prepare, save_checkpoint, schedule, start, total, update)
 from data import world
 from data.tokenizer import loads
-from model import pack, pad_rows, response_mask, unpack
+from model import pad_rows, response_mask, unpack
 from parallel import Team, home, passes, portions
 from pretrain import show
 
@@ -197,8 +197,7 @@ def train(cfg):
     optimizer = adamw(model, cfg.lr)
 
     def save(step, finished=False):
-        weights, moments = team.state(optimizer)
-        run.save(step, finished, **dict(pack(model, tok), model=weights), optimizer=moments)
+        run.save(step, finished, **team.content(tok, optimizer))
 
     def shows(title, step=None):
         """With a step, the KL on texts that are not trained on, too."""
@@ -209,7 +208,6 @@ def train(cfg):
                 title = f"{title}, {kl:.4f} nats a token from the prompted teacher:"
             if rank == 0:
                 show(run, whole, tok, cfg.seed, title)
-        meet(ALONE)
 
     if run.resume:
         team.load(optimizer, run.resume["optimizer"])

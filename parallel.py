@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common import UserError, meet, mine
+from common import ALONE, UserError, meet, mine
+from model import pack
 
 
 class Inside(nn.Module):
@@ -74,18 +75,17 @@ class Team:
 
     @contextlib.contextmanager
     def whole(self):
-        """The model with all weights on every rank, which may then do as many passes as it likes.
-
-        All ranks must call it. Sharded: a copy for reading, gone afterwards.
+        """The model with all weights on every rank, which may then do as many passes as it likes;
+        the others wait at the end. All ranks must call it. Sharded: a copy for reading.
         """
-        if not self.cut:
-            yield self.model
-            return
-        meet()
-        self.empty.load_state_dict({k: full(x) for k, x in self.model.state_dict().items()},
-                                   assign=True)
-        yield self.empty.eval()
-        self.empty.to("meta")
+        if self.cut:
+            meet()
+            whole = {k: full(x) for k, x in self.model.state_dict().items()}
+            self.empty.load_state_dict(whole, assign=True)
+        yield self.empty.eval() if self.cut else self.model
+        if self.cut:
+            self.empty.to("meta")
+        meet(ALONE)
 
     def state(self, *optimizers):
         """What a checkpoint says, for any number of ranks: weights, states of optimizers. All ranks
@@ -94,8 +94,15 @@ class Team:
         kept = [self.model.state_dict(), *(x.state_dict() for x in optimizers)]
         return deep(kept, lambda x: full(x, "cpu")) if self.cut else kept
 
+    def content(self, tok, optimizer):
+        """A checkpoint of a stage that trains one model."""
+        weights, moments = self.state(optimizer)
+        return dict(pack(self.model, tok), model=weights, optimizer=moments)
+
     def load(self, optimizer, state):
-        """An optimizer's state of a checkpoint that any number of ranks wrote."""
+        """An optimizer's state of a checkpoint that any number of ranks wrote; None is fresh."""
+        if not state:
+            return
         if self.cut:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             state = dict(state, state={i: {k: like(x, params[i]) for k, x in one.items()}

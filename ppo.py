@@ -20,16 +20,18 @@ as a loss, docs/kl.md. Where the default is another than the paper's, the commen
 About 1.5 minutes on two cores: gold helpfulness up by 0.6 or more, harmlessness by 1.2 or more.
 """
 
+import contextlib
 import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 
 from common import Run, adamw, entry, highest, keyed, mine, start, total, uniforms, update
 from control import (adapted, bad_batch, check, follow, in_score_units, is_over, keep_snapshots,
-                     load_models, own_critic, progress, rates, save_run, served)
+                     load_models, moves, own_critic, progress, rates, save_run, served)
 from model import by_length, pad_rows, response_mask
 from parallel import Team, even, passes, portions
 from pretrain import lm_loss, mixture, show, shown_for
@@ -283,6 +285,13 @@ def scored(cfg, tok, m, ask, rows, stage, state, exact=False):
     return batch
 
 
+@contextlib.contextmanager
+def reading(m, teams):
+    """m with whole models, for what takes no gradients; all ranks must come here."""
+    with teams[0].whole() as policy, teams[1].whole() as critic:
+        yield SimpleNamespace(**{**vars(m), "policy": policy, "critic": critic})
+
+
 def beginning(cfg, rank, world_size, sample):
     """The state of a fresh run: what is saved beside weights. PMs are calibrated on the first
     policy's answers: mean 0, spread 1.
@@ -301,6 +310,25 @@ def beginning(cfg, rank, world_size, sample):
     return state
 
 
+def iteration(cfg, run, tok, m, teams, ask, own, state, step):
+    """Steps 1 to 4: a batch, its metrics, the KL's root, and whether this is the last iteration."""
+    exact = step + 1 == cfg.iterations or (step + 1) % cfg.every == 0
+    with reading(m, teams) as seen:
+        batch = scored(cfg, tok, seen, ask, own, "rl", state, exact)             # 1. 2. 3.
+        batch = advantages_of(cfg, batch, seen.critic, state["lambda_kl"])       # 4.
+        row = summary(batch)
+        root = max(row.get("kl_start", row["kl"]), 0) ** 0.5
+        keep_snapshots(cfg, run, tok, seen.policy, state, root, step)
+        return batch, row, root, is_over(cfg, state, seen.policy, step, row.get("test_pm"))
+
+
+def told(cfg, tok, m, teams, ask, state):
+    """One answer as a table."""
+    with reading(m, teams) as seen:
+        batch = scored(cfg, tok, seen, ask, range(1), "trace", state)
+        print(trace(tok, advantages_of(cfg, batch, seen.critic, state["lambda_kl"])))
+
+
 def train(cfg):
     rank, world_size, device = start(cfg.device)
     check(cfg, world_size)
@@ -313,41 +341,37 @@ def train(cfg):
     room = min(x.config.n_ctx for x in readers) - cfg.new - 1
     ask = asker(cfg, tok, room, rank)
     mix = mixture(cfg, tok) if cfg.ptx else None
-    sample = partial(scored, cfg, tok, m, ask)
-    state = resume["state"] if resume else beginning(cfg, rank, world_size, sample)
+    teams = Team(m.policy, cfg.shard, device), Team(m.critic, cfg.shard, device)
+    with reading(m, teams) as seen:
+        sample = partial(scored, cfg, tok, seen, ask)
+        state = resume["state"] if resume else beginning(cfg, rank, world_size, sample)
     if not resume and cfg.critic == "pm":
         in_score_units(m.critic, state["norm"])
     if cfg.trace:
-        batch = sample(range(1), "trace", state)
-        return print(trace(tok, advantages_of(cfg, batch, m.critic, state["lambda_kl"])))
-    teams = Team(m.policy), Team(m.critic)
+        return told(cfg, tok, m, teams, ask, state)
     optimizers = adamw(m.policy, cfg.lr), adamw(m.critic, cfg.critic_lr)
-    for optimizer, old in zip(optimizers, resume["optimizers"] if resume else []):
-        optimizer.load_state_dict(old)
-    save = partial(save_run, cfg, run, tok, m, state, optimizers)
+    for team, optimizer, old in zip(teams, optimizers, resume["optimizers"] if resume else []):
+        team.load(optimizer, old)
+    save = partial(save_run, cfg, run, tok, m, state, teams, optimizers)
 
     bar = run.bar(cfg.iterations, run.step)
     for step in range(run.step, cfg.iterations):
         own = mine(range(step * cfg.samples, (step + 1) * cfg.samples), rank, world_size)
-        last = step + 1 == cfg.iterations
-        batch = sample(own, "rl", state, exact=last or (step + 1) % cfg.every == 0)  # 1. 2. 3.
-        batch = advantages_of(cfg, batch, m.critic, state["lambda_kl"])              # 4.
-        row = summary(batch)
-        root = max(row.get("kl_start", row["kl"]), 0) ** 0.5
-        keep_snapshots(cfg, run, tok, m.policy, state, root, step)
-        over = is_over(cfg, state, m.policy, step, row.get("test_pm"))
+        batch, row, root, over = iteration(cfg, run, tok, m, teams, ask, own, state, step)
         m.policy.train()
         try:
-            told = improve(cfg, tok, batch, own, step, teams, optimizers, mix)  # 5.
-        except FloatingPointError as error:                                   # on every rank
+            done = improve(cfg, tok, batch, own, step, teams, optimizers, mix)   # 5.
+        except FloatingPointError as error:                                      # on every rank
             raise bad_batch(cfg, run, step, batch, error) from None
-        run.log(step, **row, **told, lambda_kl=state["lambda_kl"])
-        follow(cfg, m, step)
+        run.log(step, **row, **done, lambda_kl=state["lambda_kl"])
+        if cfg.ema or moves(cfg):
+            with reading(m, teams) as seen:
+                follow(cfg, seen, step)
         if cfg.kl_target:
             state["lambda_kl"] = adapted(state["lambda_kl"], row["kl"], cfg.kl_target, cfg.kl_gain)
         bar.set_postfix_str(progress(row, root), refresh=False)
         bar.update()
-        if over or last:
+        if over or step + 1 == cfg.iterations:
             break
         if (step + 1) % cfg.every == 0:
             save(step + 1, batch)
@@ -356,11 +380,13 @@ def train(cfg):
             save(step + 1, batch)
             raise KeyboardInterrupt
     bar.close()
-    if rank == 0:
-        if over:
-            run.say(f"ppo: stopped after iteration {step + 1}; kept is the policy of "
-                    f"{state['best']['step'] + 1}, which the held-out PM liked best")
-        show(run, served(cfg, m, state), tok, cfg.seed, "ppo done:", shown=shown_for(cfg.prompts))
+    if over and rank == 0:
+        run.say(f"ppo: stopped after iteration {step + 1}; kept is the policy of "
+                f"{state['best']['step'] + 1}, which the held-out PM liked best")
+    with reading(m, teams) as seen:
+        if rank == 0:
+            kept, shown = served(cfg, seen, state), shown_for(cfg.prompts)
+            show(run, kept, tok, cfg.seed, "ppo done:", shown=shown)
     save(step + 1, batch, finished=True)
 
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source,
                     prepare, schedule, start, total, update)
 from data import world
 from data.lines import answers_of, read_rows, text_of, write_lines
 from data.tokenizer import fit, join, loads, parse_prompt
-from model import pack, shared_prompt_rows, unpack
+from model import shared_prompt_rows, unpack
 from parallel import Team, home, passes, portions
 
 
@@ -348,14 +348,12 @@ def train(cfg):
                         f" (dropped {dropped}), fewer than one --batch of {cfg.batch}")
     team = Team(model, cfg.shard, device)
     optimizer = adamw(model, cfg.lr)
-    if run.resume:
-        team.load(optimizer, run.resume["optimizer"])
-    elif rank == 0:
+    team.load(optimizer, run.resume and run.resume["optimizer"])
+    if rank == 0 and not run.resume:
         print(f"preference: {len(rows)} comparisons used, dropped {dropped}; {steps} steps")
 
     def save(step, finished=False):
-        weights, moments = team.state(optimizer)
-        run.save(step, finished, **dict(pack(model, tok), model=weights), optimizer=moments)
+        run.save(step, finished, **team.content(tok, optimizer))
 
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
@@ -377,8 +375,6 @@ def train(cfg):
             with team.whole() as whole:                        # before the save: it logs
                 if rank == 0:
                     evaluate(run, whole, tok, step, f"preference step {step + 1}", tests)
-            model.train()
-            meet(ALONE)
             save(step + 1)
         elif run.stopping():
             save(step + 1)
@@ -390,7 +386,6 @@ def train(cfg):
         if rank == 0:
             evaluate(run, whole, tok, steps, "preference done", tests)
             show_scores(run, whole, tok, rows[:3])
-    meet(ALONE)
     save(steps, finished=True)
 
 

@@ -19,12 +19,12 @@ from functools import partial
 
 import torch
 
-from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source,
                     prepare, schedule, start, total, uniforms, update)
 from data import full, principles, world
 from data.text import read_texts, strings, text_documents
 from data.tokenizer import load, loads, train_bpe
-from model import GPT, SIZES, by_length, pack, pad_rows, respond, response_mask, sized, unpack
+from model import GPT, SIZES, by_length, pad_rows, respond, response_mask, sized, unpack
 from parallel import Team, home, passes, portions
 
 
@@ -195,8 +195,8 @@ def heldout_loss(model, tok, documents, micro):
 
 # ---------------------------------------------------------------- train
 
-def train(cfg):
-    rank, world_size, device = start(cfg.device)
+def check(cfg):
+    """UserError for knobs out of range."""
     if cfg.size not in SIZES:
         raise UserError(f"--size {cfg.size}: choose from {', '.join(SIZES)}")
     if cfg.world not in WORLDS or cfg.text and cfg.world != Config.world:
@@ -205,6 +205,11 @@ def train(cfg):
         raise UserError(f"--context {cfg.context}: at least 80, for a sample's prompt and answer")
     if cfg.vocab < 262:
         raise UserError(f"--vocab {cfg.vocab}: at least 262 (256 bytes and 6 special tokens)")
+
+
+def train(cfg):
+    rank, world_size, device = start(cfg.device)
+    check(cfg)
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None
@@ -222,14 +227,12 @@ def train(cfg):
               f"{sum(map(len, documents)):,} tokens of text, {world_size} process(es); {told}")
 
     def save(step, finished=False):
-        weights, moments = team.state(optimizer)
-        run.save(step, finished, **dict(pack(model, tok), model=weights), optimizer=moments)
+        run.save(step, finished, **team.content(tok, optimizer))
 
     def shows(title):
         with team.whole() as whole:
             if rank == 0:
                 show(run, whole, tok, cfg.seed, title, shown=shown)
-        meet(ALONE)
 
     if not run.resume:
         shows(f"{cfg.init or 'untrained'}:")
@@ -262,7 +265,6 @@ def train(cfg):
             run.log(cfg.steps, heldout_loss=final)
             show(run, whole, tok, cfg.seed,
                  f"pretrain done, {final:.3f} nats a token on held-out documents:", shown=shown)
-    meet(ALONE)
     save(cfg.steps, finished=True)
 
 

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 
 import torch
 
-from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
+from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source,
                     need_one_vocabulary, prepare, schedule, start, total, uniforms, update)
 from data import world
 from data.lines import answers_of, text_of
 from data.text import text_documents
 from data.tokenizer import fit, loads, parse_prompt
-from model import by_length, generate, pack, pad_rows, response_mask, unpack
+from model import by_length, generate, pad_rows, response_mask, unpack
 from parallel import Team, home, passes, portions
 from preference import check_line, read_comparisons
 from pretrain import documents_of, show, texts_of
@@ -276,23 +276,16 @@ def train(cfg):
     text = mixed_in(cfg, tok, n_ctx, texts * steps, asked) if texts else []
     team = Team(model, cfg.shard, device)
     optimizer, best = adamw(model, cfg.lr), run.resume["best"] if run.resume else None
-    if run.resume:
-        team.load(optimizer, run.resume["optimizer"])
+    team.load(optimizer, run.resume and run.resume["optimizer"])
 
     def save(step, finished=False, **kept):
-        weights, moments = team.state(optimizer)
-        content = dict(pack(model, tok), model=weights, optimizer=moments, best=best)
-        run.save(step, finished, **{**content, **kept})
+        run.save(step, finished, **{**team.content(tok, optimizer), "best": best, **kept})
 
     def judged(step, epoch):
-        """What is to be kept so far (rank 0)."""
         with team.whole() as whole:
             if rank == 0:
                 score = evaluate(cfg, run, whole, tok, pm, heldout, asked, step, epoch)
-                kept = pick(best, epoch, score, whole) if pm and epoch else None
-        model.train()
-        meet(ALONE)
-        return kept if rank == 0 else None
+                return pick(best, epoch, score, whole) if pm and epoch else None
 
     if not run.resume:
         judged(-1, 0)
