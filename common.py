@@ -122,13 +122,13 @@ def keep_memory():
 def start(device="auto"):
     """Join torchrun's processes (gloo on CPU, nccl on GPUs). Returns (rank, world, device).
 
-    What ranks wait for one another ends after LIMIT seconds.
+    All must come within ALONE seconds; from then on they wait LIMIT seconds for one another.
     """
     device = device_of(device)
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                                timeout=timedelta(seconds=LIMIT))
+                                timeout=timedelta(seconds=ALONE))
         groups()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -140,10 +140,11 @@ def start(device="auto"):
 
 @functools.cache
 def groups():
-    """Two groups of all ranks by gloo, also beside nccl: for small things, and for `meet`, whose
-    connections no failed collective has broken.
+    """Three groups of all ranks: for gradients; by gloo, also beside nccl, for small things; and
+    for `meet`, whose connections no failed collective has broken.
     """
-    return [dist.new_group(backend="gloo", timeout=timedelta(seconds=LIMIT)) for _ in range(2)]
+    wait = timedelta(seconds=LIMIT)
+    return [dist.new_group(backend=x, timeout=wait) for x in (None, "gloo", "gloo")]
 
 
 def meet(limit=LIMIT):
@@ -153,7 +154,7 @@ def meet(limit=LIMIT):
     if not dist.is_initialized():
         return
     try:
-        dist.monitored_barrier(groups()[1], timedelta(seconds=limit), wait_all_ranks=True)
+        dist.monitored_barrier(groups()[2], timedelta(seconds=limit), wait_all_ranks=True)
     except RuntimeError as error:
         found = re.search(r"Ranks? ([\d, ]*\d) failed", str(error))
         who = f"rank {found[1]} is" if found else "rank 0 or one it waits for is"
@@ -176,7 +177,7 @@ def total(*values):
     """
     sums = torch.tensor([float(v) for v in values], dtype=torch.float64)
     if dist.is_initialized():
-        dist.all_reduce(sums, group=groups()[0])
+        dist.all_reduce(sums, group=groups()[1])
     return sums.tolist() if len(values) > 1 else sums.item()
 
 
@@ -195,7 +196,7 @@ def everyones(own, world):
     if world == 1:
         return own
     parts = [None] * world
-    dist.all_gather_object(parts, own, group=groups()[0])
+    dist.all_gather_object(parts, own, group=groups()[1])
     return [parts[i % world][i // world] for i in range(sum(map(len, parts)))]
 
 

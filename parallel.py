@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common import ALONE, UserError, meet, mine
+from common import ALONE, UserError, groups, meet, mine
 from model import pack
 
 
@@ -59,7 +59,8 @@ class Team:
             self.empty = without_weights(model)
             sharded(self.net, device or model.device)
         elif self.world > 1:
-            self.net = nn.parallel.DistributedDataParallel(self.net, gradient_as_bucket_view=True)
+            self.net = nn.parallel.DistributedDataParallel(
+                self.net, process_group=groups()[0], gradient_as_bucket_view=True)
             # torch lays its buckets out anew after the first backward pass. Were that a real one, a
             # resumed run would sum one step's gradients in another order than an unbroken run.
             self(lambda model: 0 * sum(p.sum() for p in model.parameters())).backward()
@@ -151,11 +152,11 @@ def without_weights(model):
 
 def sharded(net, device):
     """Cuts the weights of an Inside over all ranks, block by block, then the rest."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise UserError(f"--shard: on CPUs torch {torch.__version__} can't; 2.7 or newer can")
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = DeviceMesh.from_group(groups()[0], device.type)
     for block in net.model.h:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
