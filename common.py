@@ -147,12 +147,13 @@ def groups():
     return [dist.new_group(backend=x, timeout=wait) for x in (None, "gloo", "gloo")]
 
 
-def meet(limit=LIMIT):
-    """Every rank waits here for all others, up to `limit` seconds. UserError that names the lost:
-    a rank that hangs, or was killed, or is elsewhere.
+def meet(limit=None):
+    """Every rank waits here for all others, `limit` seconds at most (LIMIT). UserError that names
+    the lost: a rank that hangs, or was killed, or is elsewhere.
     """
     if not dist.is_initialized():
         return
+    limit = limit or LIMIT
     try:
         dist.monitored_barrier(groups()[2], timedelta(seconds=limit), wait_all_ranks=True)
     except RuntimeError as error:
@@ -383,7 +384,8 @@ class Run:
                                 "--out")
             defaults = {f.name: f.default for f in dataclasses.fields(cfg)}
             old = {**defaults, **self.resume["config"]}  # a younger knob was at its default
-            changed = [k for k in config if k not in ("out", "device") and old.get(k) != config[k]]
+            free = ("out", "device", "shard")            # what changes no number
+            changed = [k for k in config if k not in free and old.get(k) != config[k]]
             if changed:
                 k = changed[0]
                 raise UserError(f"{self.dir} was made with {k}={old.get(k)!r}, now {config[k]!r}: "

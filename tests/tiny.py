@@ -38,11 +38,14 @@ FLAGS = {
     "collect": dict(count=44, new=10),
     "pmp": dict(pairs=62, batch=6, micro=4, warmup=2, every=5),
     "pm": dict(pairs=0, batch=4, micro=3, warmup=2, every=5),
+    "sft": dict(demos=80, epochs=1, batch=8, micro=3, mix=0.25, eval_prompts=4, new=8, every=3),
+    "harm": dict(count=40, test=4, prompts=2, samples=2, new=8, batch=4, micro=3, every=4),
     "ppo": dict(iterations=5, samples=8, minibatch=4, epochs=1, micro=3, calibrate=8, new=8,
                 warmup=2, every=2),
 }
 SCRIPT = dict(base="pretrain", pmp="preference", pm="preference")
 NEEDS = {  # flag -> the run that it names
+    "sft": dict(init="base", pm="pmp"), "harm": dict(init="base", attacked="base"),
     "distill": dict(init="base"), "collect": dict(policy="distill"), "pmp": dict(init="base"),
     "pm": dict(init="pmp", data="collect"), "ppo": dict(policy="distill", pm="pm"),
 }
@@ -264,8 +267,12 @@ def at_step(argument):
 
 
 def at_call(argument):
-    """Send a signal to this process when it calls a function the n-th time: [name, n, signal]."""
-    name, number, sent = argument
+    """Send a signal to this process when it calls a function the n-th time: [name, n, signal], and
+    maybe the only rank that does.
+    """
+    name, number, sent, *ranks = argument
+    if ranks and os.environ.get("RANK") != str(ranks[0]):
+        return None
     module = importlib.import_module(name.split(".")[0])
     inner, counter = getattr(module, name.split(".")[1]), itertools.count(1)
 
@@ -311,8 +318,7 @@ def spy(_):
     model.generate = rollout.generate = generated     # rollout is no script: it is there already
     common.update = updated
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "gather",
-                 "monitored_barrier",
-                 "broadcast_object_list", "reduce", "scatter"):
+                 "monitored_barrier", "broadcast_object_list", "reduce", "scatter"):
         setattr(dist, name, counted(name, getattr(dist, name)))
     return lambda: dict(drawn=drawn, sums=sums, calls=calls)
 
@@ -320,6 +326,12 @@ def spy(_):
 def digest(network):
     content = b"".join(p.detach().numpy().tobytes() for p in network.parameters())
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def waits(seconds):
+    """How long ranks wait for one another."""
+    import common
+    common.LIMIT = seconds * PATIENCE
 
 
 def file_limit(size):
@@ -349,7 +361,7 @@ def fill_disk(argument):
 
 
 HOOKS = dict(at_event=at_event, at_step=at_step, at_call=at_call, spy=spy, file_limit=file_limit,
-             fill_disk=fill_disk)
+             fill_disk=fill_disk, waits=waits)
 
 
 # ---------------------------------------------------------------- the runs
