@@ -159,8 +159,8 @@ def meet(limit=None):
     except RuntimeError as error:
         found = re.search(r"Ranks? ([\d, ]*\d) failed", str(error))
         who = f"rank {found[1]} is" if found else "rank 0 or one it waits for is"
-        raise UserError(f"{who} lost: no answer in {limit:g} seconds on rank {dist.get_rank()} of "
-                        f"{dist.get_world_size()}; the same command goes on from the last "
+        raise UserError(f"{who} lost: it hangs, or has ended (says rank {dist.get_rank()} of "
+                        f"{dist.get_world_size()}); the same command goes on from the last "
                         "checkpoint") from None
 
 

@@ -387,8 +387,7 @@ def test_a_planted_feature_is_learned(tmp_path):
                       device="cpu")
     model, saved = gpt(0, True), []
     lots = dict(train=planted(640, 0))
-    steps = harm.learn(cfg, Run(cfg, "harm"), model, TOK, lots, lambda *x, **k: saved.append(x), 0,
-                       1)
+    steps = harm.learn(cfg, Run(cfg, "harm"), model, TOK, lots, lambda *x, **k: saved.append(x), 0)
     assert steps == 80 and saved == [(80,)]
     new = planted(200, 1)
     scores = harm.score_conversations(model, TOK, [x["turns"] for x in new])
