@@ -157,11 +157,23 @@ def meet(limit=None):
     try:
         dist.monitored_barrier(groups()[2], timedelta(seconds=limit), wait_all_ranks=True)
     except RuntimeError as error:
-        found = re.search(r"Ranks? ([\d, ]*\d) failed", str(error))
-        who = f"rank {found[1]} is" if found else "rank 0 or one it waits for is"
+        found, world = re.search(r"Ranks? ([\d, ]*\d) failed", str(error)), dist.get_world_size()
+        gone = found[1] if found else ", ".join(str(r) for r in range(1, world) if closed(r))
+        who = f"rank {gone} is" if gone else "rank 0 or one it waits for is"
         raise UserError(f"{who} lost: it hangs, or has ended (says rank {dist.get_rank()} of "
-                        f"{dist.get_world_size()}); the same command goes on from the last "
+                        f"{world}); the same command goes on from the last "
                         "checkpoint") from None
+
+
+def closed(rank):
+    """Whether a rank's connection to rank 0, where this is asked, has ended with its process."""
+    if dist.get_rank() != 0:
+        return False
+    try:
+        dist.isend(torch.zeros(1), rank, group=groups()[2])
+    except RuntimeError:
+        return True
+    return False
 
 
 def lost(error):

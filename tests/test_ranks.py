@@ -139,14 +139,14 @@ def test_what_no_loss_sees_does_not_move(tiny, stage):
 SUMS = """
 import json, torch
 from common import everyones, start, total, update
-from parallel import Team, even, passes
+from parallel import Team, even as filled, passes
 rank, world, _ = start("cpu")
 
 def gradient(micros, count):
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
     team, summed = Team(model), 0.0
-    for x, weight in passes(even(micros, 2, [9.0]), team):
+    for x, weight in passes(filled(micros, 2, [9.0]), team):
         loss = weight * team(lambda model: (model.weight * torch.tensor(x)).sum())
         (loss / count).backward()
         summed += loss.item()
