@@ -151,7 +151,8 @@ class Nursery:
 def serve():
     """The server's loop: a line of JSON is a job. Each gets a parent that notes pid and status."""
     sys.path.insert(0, str(ROOT))
-    for name in (*SCRIPTS, "torch._dynamo", "torch._inductor.config"):  # the first step's imports
+    for name in (*SCRIPTS, "torch._dynamo", "torch._inductor.config", "torch.distributed.tensor",
+                 "torch.distributed.fsdp"):        # the first step's imports
         importlib.import_module(name)
     sys.argv = sys.argv[:1]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
