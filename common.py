@@ -140,37 +140,40 @@ def start(device="auto"):
 
 @functools.cache
 def groups():
-    """Three groups of all ranks: for gradients; by gloo, also beside nccl, for small things; and
-    for `meet`, whose connections no failed collective has broken.
+    """Groups of all ranks, each with its limit: for gradients; by gloo, also beside nccl, for small
+    things; and one a limit for `meet`, whose connections no failed collective has broken. There all
+    but rank 0 wait as long as the group's own limit says.
     """
-    wait = timedelta(seconds=LIMIT)
-    return [dist.new_group(backend=x, timeout=wait) for x in (None, "gloo", "gloo")]
+    made = [("gradients", None, LIMIT), ("small", "gloo", LIMIT),
+            *((limit, "gloo", limit) for limit in (LIMIT / 4, LIMIT, ALONE))]
+    return {name: dist.new_group(backend=backend, timeout=timedelta(seconds=limit))
+            for name, backend, limit in made}
 
 
 def meet(limit=None):
-    """Every rank waits here for all others, `limit` seconds at most (LIMIT). UserError that names
-    the lost: a rank that hangs, or was killed, or is elsewhere.
+    """Every rank waits here for all others, `limit` seconds at most: LIMIT, LIMIT / 4 or ALONE.
+    UserError that names the lost: a rank that hangs, or was killed, or is elsewhere.
     """
     if not dist.is_initialized():
         return
     limit = limit or LIMIT
     try:
-        dist.monitored_barrier(groups()[2], timedelta(seconds=limit), wait_all_ranks=True)
+        dist.monitored_barrier(groups()[limit], timedelta(seconds=limit), wait_all_ranks=True)
     except RuntimeError as error:
         found, world = re.search(r"Ranks? ([\d, ]*\d) failed", str(error)), dist.get_world_size()
-        gone = found[1] if found else ", ".join(str(r) for r in range(1, world) if closed(r))
+        gone = found[1] if found else ", ".join(str(r) for r in range(1, world) if closed(r, limit))
         who = f"rank {gone} is" if gone else "rank 0 or one it waits for is"
         raise UserError(f"{who} lost: it hangs, or has ended (says rank {dist.get_rank()} of "
                         f"{world}); the same command goes on from the last "
                         "checkpoint") from None
 
 
-def closed(rank):
+def closed(rank, limit):
     """Whether a rank's connection to rank 0, where this is asked, has ended with its process."""
     if dist.get_rank() != 0:
         return False
     try:
-        dist.isend(torch.zeros(1), rank, group=groups()[2])
+        dist.isend(torch.zeros(1), rank, group=groups()[limit])
     except RuntimeError:
         return True
     return False
@@ -190,7 +193,7 @@ def total(*values):
     """
     sums = torch.tensor([float(v) for v in values], dtype=torch.float64)
     if dist.is_initialized():
-        dist.all_reduce(sums, group=groups()[1])
+        dist.all_reduce(sums, group=groups()["small"])
     return sums.tolist() if len(values) > 1 else sums.item()
 
 
@@ -209,7 +212,7 @@ def everyones(own, world):
     if world == 1:
         return own
     parts = [None] * world
-    dist.all_gather_object(parts, own, group=groups()[1])
+    dist.all_gather_object(parts, own, group=groups()["small"])
     return [parts[i % world][i // world] for i in range(sum(map(len, parts)))]
 
 

@@ -60,7 +60,7 @@ class Team:
             sharded(self.net, device or model.device)
         elif self.world > 1:
             self.net = nn.parallel.DistributedDataParallel(
-                self.net, process_group=groups()[0], gradient_as_bucket_view=True)
+                self.net, process_group=groups()["gradients"], gradient_as_bucket_view=True)
             # torch lays its buckets out anew after the first backward pass. Were that a real one, a
             # resumed run would sum one step's gradients in another order than an unbroken run.
             self(lambda model: 0 * sum(p.sum() for p in model.parameters())).backward()
@@ -156,7 +156,7 @@ def sharded(net, device):
     from torch.distributed.fsdp import fully_shard
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise UserError(f"--shard: on CPUs torch {torch.__version__} can't; 2.7 or newer can")
-    mesh = DeviceMesh.from_group(groups()[0], device.type)
+    mesh = DeviceMesh.from_group(groups()["gradients"], device.type)
     for block in net.model.h:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)

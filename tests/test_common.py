@@ -166,7 +166,7 @@ def test_total_of_one_value_is_a_number_and_of_more_a_list(monkeypatch):
     assert total(3) == 3.0 and total(True, torch.tensor(2.5)) == [1.0, 2.5]
     assert total(0.1) == 0.1                                            # float64
     monkeypatch.setattr(common, "dist", TwoRanks([1.0, 10.0]))
-    monkeypatch.setattr(common, "groups", lambda: [None] * 3)
+    monkeypatch.setattr(common, "groups", lambda: dict(small=None))
     assert total(2, 3) == [3.0, 13.0]
 
 
@@ -179,7 +179,7 @@ def test_rows_of_all_ranks_come_back_in_order(monkeypatch):
             parts[:] = shares
 
     monkeypatch.setattr(common, "dist", Gather(0))
-    monkeypatch.setattr(common, "groups", lambda: [None] * 3)
+    monkeypatch.setattr(common, "groups", lambda: dict(small=None))
     assert everyones("be", 3) == list("abcdefg")
     assert everyones([5, 6], 1) == [5, 6]
 

@@ -151,6 +151,25 @@ def test_a_rank_that_hangs_is_named(tiny, nursery, tmp_path, hook, lost):
     assert told[0].last.startswith("error: " + lost) and " lost" in told[0].last
 
 
+WAIT = """
+import time
+from common import ALONE, meet, start, total
+rank, *_ = start("cpu")
+for limit in (ALONE, None):
+    time.sleep(9 if rank == 0 else 0)
+    meet(limit)
+    print(total(1))
+"""
+
+
+def test_only_for_rank_0_alone_the_others_wait_for_long(nursery):
+    """9 seconds are more than the limit of 4."""
+    hooks = [("waits", 4 / PATIENCE)]
+    for done in nursery.ranks(2, ["-c", WAIT], hooks):
+        assert done.code == 1 and done.out == "2.0\n"
+        assert "UserError: rank" in done.last and " lost" in done.last
+
+
 def test_a_killed_rank_is_named(tiny, nursery, tmp_path):
     hooks = [("waits", 20), ("at_step", [4, "SIGKILL", 1])]
     left, killed = nursery.ranks(2, tiny.command("pretrain", tmp_path / "run"), hooks)
