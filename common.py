@@ -127,8 +127,13 @@ def start(device="auto"):
     device = device_of(device)
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                                timeout=timedelta(seconds=ALONE))
+        store, rank, world = next(dist.rendezvous("env://"))
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+            # torchrun keeps the store over restarts, with addresses of processes that are gone. On
+            # several machines, which may count apart, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps.
+            store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank,
+                                world_size=world, timeout=timedelta(seconds=ALONE))
         groups()
     if device.type == "cuda":
         torch.cuda.set_device(device)
