@@ -78,7 +78,7 @@ def test_what_four_sharded_ranks_wrote_goes_on_on_fewer(tiny, nursery, tmp_path,
         assert done.code == 130, done.err
     half, whole = checkpoint(tmp_path / "run"), checkpoint(tiny.whole(stage))
     assert half["step"] == step + 1 and half["model"].keys() == whole["model"].keys()
-    assert {k: type(v) for k, v in half.items()} == {k: type(v) for k, v in whole.items()}
+    assert half.keys() == whole.keys()
     well(nursery.ranks(world, [*argv, *more]) if world > 1 else [nursery.run(argv)])
     close(tiny.whole(stage), tmp_path / "run")
 
