@@ -3,6 +3,13 @@
 The oracle is the run on one process without torch.distributed: weights to 1e-5 after 10 optimizer
 steps, the norm of all gradients at each. A rank that hangs is named by the others in less than a
 minute; one that is killed loses nothing, also under torchrun's elastic agent.
+
+Proved alive by: gradients averaged over ranks; summed in the first pass, in none; a dummy pass of
+weight 1, no dummy pass; as many passes as the rank's own rows need; all rows on each rank; buckets
+laid out by the first real step; blocks that are not cut; tensors of a checkpoint lost, those of the
+whole copy not collected, moments not cut at loading; no groups made at the start, waits without a
+limit, a collective's failure not caught, a killed rank not looked for; other ranks' steps not
+compared; a step with a gradient that is not finite; --shard held against a resumed run.
 """
 
 import json
@@ -104,6 +111,7 @@ BAD = """
 import json, torch
 from common import adamw, start, update
 from parallel import Team, passes
+from torch.distributed.fsdp import FSDPModule
 from model import GPT, GPTConfig
 from pretrain import lm_loss
 rank, world, device = start("cpu")
@@ -112,6 +120,7 @@ for shard in (False, True):
     model = GPT(GPTConfig(20, 16, 1, 2, 16))
     before = model.wte.weight.detach().clone()
     team = Team(model, shard, device)
+    assert all(isinstance(block, FSDPModule) == shard for block in model.h)
     optimizer = adamw(model, 0.1)
     for bad in (True, False):
         for ids, weight in passes([(torch.ones(2, 8, dtype=torch.long), 1.0)], team):
