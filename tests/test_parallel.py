@@ -9,7 +9,8 @@ weight 1, no dummy pass; as many passes as the rank's own rows need; all rows on
 laid out by the first real step; blocks that are not cut; tensors of a checkpoint lost, those of the
 whole copy not collected, moments not cut at loading; no groups made at the start, waits without a
 limit, a collective's failure not caught, a killed rank not looked for; other ranks' steps not
-compared; a step with a gradient that is not finite; --shard held against a resumed run.
+compared; a step with a gradient that is not finite; --shard held against a resumed run; PPO's gradients of text summed over ranks twice,
+as many of its passes as the rank has.
 """
 
 import json
@@ -72,6 +73,20 @@ def test_a_rank_without_rows_takes_part(tiny, nursery, tmp_path, more):
     argv = [*tiny.command("pretrain", tmp_path / "two", **flags), "--checkpoint", *more]
     well(nursery.ranks(2, argv))
     assert distance(*(checkpoint(tmp_path / x)["model"] for x in ("one", "two"))) <= 1e-5
+
+
+@pytest.mark.parametrize("world, more", [(2, []), slow(3, ["--shard"])])
+def test_ppo_with_text_and_averages_gives_the_weights_of_one_process(tiny, nursery, tmp_path, world,
+                                                                     more):
+    """Two losses of one policy in a step, summed over ranks once; ptx texts that a rank lacks; and
+    weights that follow the policy.
+    """
+    flags = dict(iterations=3, minibatch=2, ptx=0.5, ema=0.5, anchor=0.5, every=10)
+    assert nursery.run(tiny.command("ppo", tmp_path / "one", **flags)).code == 0
+    well(nursery.ranks(world, [*tiny.command("ppo", tmp_path / "all", **flags), *more]))
+    close(tmp_path / "one", tmp_path / "all")
+    ends = [{k: checkpoint(tmp_path / x)[k] for k in ("ema", "reference")} for x in ("one", "all")]
+    assert distance(*ends) <= 1e-5
 
 
 @pytest.mark.slow
