@@ -1,9 +1,10 @@
-"""Fetches real data once, where there is a network: HH-RLHF's files and GPT-2's weights.
+"""Fetches real data once, where there is a network: HH-RLHF's files, GPT-2's and Pythia's weights.
 
     python data/download.py                              # all of HH-RLHF into out/hh-rlhf, 90 MB
     python data/download.py helpful-base harmless-base   # two of its folders
     python data/download.py --gpt2                       # GPT-2 (124M) into out/gpt2, 550 MB
     python data/download.py --gpt2 gpt2-xl               # 1.5B into out/gpt2-xl, 6.4 GB
+    python data/download.py --pythia pythia-410m         # into out/pythia-410m, 0.9 GB; up to -12b
 
 The size and SHA-256 of a file are checked before it gets its name. Where nobody told them, the
 first download's are written into recorded.json beside it, and hold from then on. What a cut
@@ -49,8 +50,11 @@ HH = {  # file: (bytes, sha256), as published in Anthropic/hh-rlhf
 }
 FOLDERS = sorted({name.split("/")[0] for name in HH})
 GPT2 = {"config.json": "config.json", "encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
-SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+PYTHIA = {"config.json": "config.json", "tokenizer.json": "tokenizer.json"}
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+           "pytorch_model.bin.index.json")  # the first that is there; an index names files of it
+GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+PYTHIA_SIZES = tuple(f"pythia-{x}" for x in "14m 31m 70m 160m 410m 1b 1.4b 2.8b 6.9b 12b".split())
 BLOCK = 1 << 16  # bytes
 
 
@@ -188,25 +192,44 @@ def hh(folders, out, base=HUB):
                          known))
 
 
-def gpt2(name, out, base=HUB):
-    """The files of a GPT-2 into `out`; a line is printed for each."""
-    source = f"{base}/openai-community/{name}/resolve/main"
-    for ours, theirs in GPT2.items():
+def model(source, files, out, base=HUB):
+    """A model's files and weights into `out`; a line is printed for each. source: OWNER/NAME."""
+    source = f"{base}/{source}/resolve/main"
+    for ours, theirs in files.items():
         print(obtain(f"{source}/{theirs}", out / ours))
     for weights in WEIGHTS:
         try:
-            return print(obtain(f"{source}/{weights}", out / weights))
+            print(obtain(f"{source}/{weights}", out / weights))
         except urllib.error.HTTPError as error:
             if error.code != 404 or weights == WEIGHTS[-1]:
                 raise
+            continue
+        for part in parts_in(out / weights) if weights.endswith(".json") else ():
+            print(obtain(f"{source}/{part}", out / part))
+        return
+
+
+def parts_in(path):
+    """The files of weights that an index names. ValueError if it is none."""
+    try:
+        names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        strange = [name for name in names if Path(name).name != name or name.startswith(".")]
+    except (ValueError, AttributeError, TypeError, LookupError):
+        raise ValueError(f"{path}: no index of weights; delete it and try again") from None
+    if strange or not names:
+        raise ValueError(f"{path}: names {strange[0]!r}, no file beside it" if strange
+                         else f"{path}: names no file")
+    return names
 
 
 def run(args):
-    out = Path(args.out or f"out/{args.gpt2 or 'hh-rlhf'}")
-    base = args.base.rstrip("/")
+    name, base = args.gpt2 or args.pythia, args.base.rstrip("/")
+    out = Path(args.out or f"out/{name or 'hh-rlhf'}")
     try:
         if args.gpt2:
-            gpt2(args.gpt2, out, base)
+            model(f"openai-community/{name}", GPT2, out, base)
+        elif args.pythia:
+            model(f"EleutherAI/{name}", PYTHIA, out, base)
         else:
             hh(args.folders or FOLDERS, out, base)
     except urllib.error.HTTPError as error:
@@ -217,16 +240,18 @@ def main():
     parser = flags(__doc__)
     parser.add_argument("folders", nargs="*", metavar="FOLDER",
                         help=f"of HH-RLHF: {', '.join(FOLDERS)} (default: all)")
-    parser.add_argument("--gpt2", nargs="?", const="gpt2", choices=SIZES, metavar="SIZE",
-                        help=f"GPT-2 in place of HH-RLHF: {', '.join(SIZES)}")
+    parser.add_argument("--gpt2", nargs="?", const="gpt2", choices=GPT2_SIZES, metavar="SIZE",
+                        help=f"GPT-2 in place of HH-RLHF: {', '.join(GPT2_SIZES)}")
+    parser.add_argument("--pythia", choices=PYTHIA_SIZES, metavar="SIZE",
+                        help=f"Pythia in place of HH-RLHF: {', '.join(PYTHIA_SIZES)}")
     parser.add_argument("--out", metavar="DIR", default="",
                         help="where to (default out/hh-rlhf, or out/SIZE)")
     parser.add_argument("--base", metavar="URL", default=HUB, help="default %(default)s")
     args = parser.parse_args()
     unknown = [f for f in args.folders if f not in FOLDERS]
-    if unknown or args.gpt2 and args.folders:
+    if unknown or sum(map(bool, (args.folders, args.gpt2, args.pythia))) > 1:
         parser.error(f"no folder {unknown[0]} in HH-RLHF" if unknown
-                     else "either --gpt2 or folders of HH-RLHF")
+                     else "one of --gpt2, --pythia, or folders of HH-RLHF")
     outcome(run, args, interrupted="the same command goes on from here")
 
 

@@ -24,13 +24,12 @@ from pathlib import Path
 import torch
 
 from data import gpt2, neox
+from data.download import WEIGHTS
 from data.neox import byte_names
 from data.tokenizer import PATTERNS
 
 FAMILIES = dict(gpt2=gpt2, gpt_neox=neox)        # by config.json's model_type
 TABLES = {"wte.weight", "lm_head.weight"}            # a row for each id
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-           "pytorch_model.bin.index.json")  # the first that can be read counts
 
 
 # ---------------------------------------------------------------- files

@@ -296,6 +296,44 @@ def test_gpt2(server, tmp_path, program, monkeypatch, weights):
     assert (code, err) == (0, "") and said.count("is there") == 4
 
 
+INDEX = {"weight_map": {"a": "model-1.bin", "b": "model-2.bin", "c": "model-1.bin"}}
+
+
+def serve_pythia(server, index=INDEX):
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "model-1.bin": b"1",
+             "model-2.bin": b"2",
+             "pytorch_model.bin.index.json": json.dumps(index).encode()}
+    for name, body in files.items():
+        server.files[f"/EleutherAI/pythia-12b/resolve/main/{name}"] = body
+    return set(files)
+
+
+def test_pythia_in_parts(server, tmp_path, program, monkeypatch):
+    """Each file that the index names, once; what is there already is not asked for again."""
+    monkeypatch.chdir(tmp_path)
+    wanted = serve_pythia(server)
+    for said in ("recorded in", "is there"):
+        code, out, err = program("--pythia", "pythia-12b", "--base", server.url)
+        assert (code, err) == (0, "") and out.count(said) == 5
+    folder = tmp_path / "out/pythia-12b"
+    assert names(folder) == {*wanted, "recorded.json"}
+    assert (folder / "model-2.bin").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("index, words", [
+    (dict(weight_map={}), "names no file"), ([], "no index"), ({}, "no index"),
+    (dict(weight_map=dict(a="../model.bin")), "names '../model.bin', no file beside it"),
+    (dict(weight_map=dict(a=".bin")), "no file beside it"),
+    (dict(weight_map=dict(a=1)), "no index"),
+    (dict(weight_map=[1]), "no index")])
+def test_an_index_that_is_none(server, tmp_path, program, index, words):
+    serve_pythia(server, index)
+    argv = ["--pythia", "pythia-12b", "--base", server.url, "--out", tmp_path / "a"]
+    code, _, err = program(*argv)
+    assert code == 1 and words in err and err.count("\n") == 1 and "index.json" in err
+    assert not list(tmp_path.rglob("model*.bin"))
+
+
 def test_gpt2s_files_are_tiktokens(server, tmp_path, program, data_dir):
     """Saved under these names, tiktoken reads them."""
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
@@ -321,7 +359,8 @@ def test_errors_are_one_line(server, tmp_path, program, monkeypatch):
             (404, ["--gpt2", "--base", server.url, "--out", tmp_path / "a"], "404"),
             (0, [*web, tmp_path / "file"], "file"),
             (0, ["helpful-bass"], "no folder helpful-bass"),
-            (0, ["--gpt2", "gpt3"], "gpt3"), (0, ["helpful-base", "--gpt2"], "either"),
+            (0, ["--gpt2", "gpt3"], "gpt3"), (0, ["helpful-base", "--gpt2"], "one of"),
+            (0, ["--gpt2", "--pythia", "pythia-1b"], "one of"), (0, ["--pythia"], "--pythia"),
             (0, ["--bogus"], "--bogus")):
         server.status = status
         code, out, err = program(*argv)
@@ -334,12 +373,12 @@ def test_only_a_missing_file_has_a_second_kind(server, tmp_path):
     serve_gpt2(server, "gpt2", "pytorch_model.bin")
     server.files.pop("/openai-community/gpt2/resolve/main/pytorch_model.bin")
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        download.gpt2("gpt2", tmp_path, server.url)
-    assert [p.rsplit("/", 1)[1] for p, _ in server.seen][-2:] == list(download.WEIGHTS)
+        download.model("openai-community/gpt2", GPT2, tmp_path, server.url)
+    assert [p.rsplit("/", 1)[1] for p, _ in server.seen][-4:] == list(download.WEIGHTS)
     serve_gpt2(server, "gpt2", "pytorch_model.bin")
     server.files["/openai-community/gpt2/resolve/main/model.safetensors"] = 503
     with pytest.raises(urllib.error.HTTPError, match="503"):
-        download.gpt2("gpt2", tmp_path, server.url)
+        download.model("openai-community/gpt2", GPT2, tmp_path, server.url)
 
 
 def test_ctrl_c_keeps_the_part(server, tmp_path, program, monkeypatch):
