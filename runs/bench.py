@@ -31,6 +31,8 @@ machine spoils the numbers: its load is told.
     decode           one token for each of 256 rows with a full cache; of_bandwidth: the share of
                      the memory bandwidth that weights and cache need
     start            seconds of a whole process that does one PPO update
+    ranks            lm_train by one process with all threads, against processes of torchrun that
+                     share the rows: as many as GPUs, or two on the CPU with half the threads each
 """
 
 import contextlib
@@ -83,7 +85,7 @@ def work(item, size):
     def ids(*shape):
         return torch.randint(FIRST, size["vocab"], shape, generator=generator)
 
-    if item == "lm_train":
+    if item in ("lm_train", "ranks"):
         return dict(tokens=ids(size["batch"], size["ctx"]))
     if item in ("generate", "ppo"):
         return dict(prompts=ids(128, 24).tolist(), new=32, n=1, minibatch=64)
@@ -120,7 +122,7 @@ def amount(item, size, w):
     def sampling(P, new, n=1):
         return cost(1, P, 1, 1) + n * cost(P + 1, P + new - 1, new - 1, new - 1)
 
-    if item == "lm_train":
+    if item in ("lm_train", "ranks"):
         B, T = w["tokens"].shape
         return B * T, 3 * B * cost(1, T, T, T - 1)
     if item == "reward":
@@ -465,11 +467,12 @@ def one_trl_update(size="small"):
     trl_train(trl_ppo_trainer(SIZES[size], work("ppo", SIZES[size]), 1))
 
 
-def process(function):
-    """The arguments of a process that calls a function of this file."""
+def process(function, arguments=""):
+    """The arguments of a process that calls a function of this file, for the same device."""
     folder = str(Path(__file__).resolve().parent)
     return ["python", "-c", f"import sys; sys.path.insert(0, {folder!r}); import bench; "
-                            f"bench.{function}()"]
+                            f"bench.DEVICE[0] = {DEVICE[0].split(':')[0]!r}; "
+                            f"bench.{function}({arguments})"]
 
 
 def starter(function):
@@ -482,6 +485,50 @@ def starter(function):
             start = time.perf_counter()
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return time.perf_counter() - start
+        return step
+    return setup
+
+
+def train_together(size="small", steps=6):
+    """A process of torchrun, or the only one: seconds a step of lm_train, which rank 0 prints."""
+    common, _ = ours()
+    import torch
+
+    import pretrain
+    from parallel import Team, passes, portions
+    rank, world, device = common.start(DEVICE[0])
+    torch.set_num_threads(max(1, int(os.environ["BENCH_THREADS"]) // world))
+    size, times = SIZES[size], []
+    rows = work("lm_train", size)["tokens"].tolist()
+    team = Team(our_gpt(size).to(device))
+    optimizer, micro = common.adamw(team.model, LR), max(1, size["micro"] // size["ctx"])
+    for _ in range(steps + 2):
+        begin = clock()
+        for some, weight in passes(portions(rows, micro), team):
+            ids = torch.tensor(some, device=device)
+            lengths = torch.full((len(ids),), ids.shape[1], device=device)
+            (weight * team(pretrain.lm_loss, ids, lengths) / len(rows)).backward()
+        common.update(team.model, optimizer, LR)
+        times.append(clock() - begin)
+    if rank == 0:
+        print(statistics.median(times[2:]))
+
+
+def together(alone):
+    """One process, or more: GPUs, or two on the CPU."""
+    def setup(size, w):
+        import torch
+        world = 1 if alone else torch.cuda.device_count() if here().type == "cuda" else 2
+        name = next(k for k, v in SIZES.items() if v is size)
+        code = process("train_together", repr(name))
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python",
+                f"--nproc_per_node={world}", sys.executable, *code[1:]]
+        env = dict(os.environ, BENCH_THREADS=str(torch.get_num_threads()), GOMP_SPINCOUNT="1000")
+
+        def step():
+            out = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=env,
+                                 stderr=subprocess.DEVNULL)
+            return float(out.stdout)
         return step
     return setup
 
@@ -569,12 +616,13 @@ def our_decode(size, w):
 
 UNITS = dict(lm_train="tokens/s", generate="new tokens/s", generate_ragged="new tokens/s",
              generate_shared="new tokens/s", reward="comparisons/s", ranking="comparisons/s",
-             ppo="samples/s", start="processes/s", decode="new tokens/s")
+             ppo="samples/s", start="processes/s", decode="new tokens/s", ranks="tokens/s")
 CASES = dict(lm_train=our_lm_train, generate=our_generate, generate_ragged=our_generate,
              generate_shared=our_generate, reward=our_reward, ranking=our_ranking, ppo=our_ppo,
-             start=starter("one_update"), decode=our_decode)
+             start=starter("one_update"), decode=our_decode, ranks=together(alone=True))
 OTHERS = {  # name -> item -> setup; apart: the same work without what this project does for it
     NAME + ", apart": dict(ranking=our_ranking_apart),
+    NAME + ", processes": dict(ranks=together(alone=False)),
     "transformers": dict(lm_train=their_lm_train, generate=their_generate,
                          generate_ragged=their_generate, generate_shared=their_generate,
                          reward=their_reward, ranking=their_ranking),
