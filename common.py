@@ -244,7 +244,13 @@ def batch_rows(n, batch, step, *key):
     if not per_epoch:
         raise UserError(f"{n} rows are fewer than one batch of {batch}: lower --batch")
     epoch, i = divmod(step, per_epoch)
-    return keyed(*key, "epoch", epoch).permutation(n)[i * batch:(i + 1) * batch]
+    return order(n, *key, "epoch", epoch)[i * batch:(i + 1) * batch]
+
+
+@functools.lru_cache(maxsize=2)
+def order(n, *key):
+    """A permutation of n rows, a function of the key; that of five million takes 0.2 seconds."""
+    return keyed(*key).permutation(n)
 
 
 # ---------------------------------------------------------------- the optimizer step

@@ -363,6 +363,8 @@ def test_flags_in_prose_exist(readme):
              for f in dataclasses.fields(importlib.import_module(n).Config)}
     known |= {"--help", "--nproc_per_node", *re.findall(
         r"--[a-z][\w-]*", "".join(p.read_text() for p in files("*.sh")))}
+    known |= {flag for p in files("*.py") for flag in re.findall(
+        r'add_argument\("(--[a-z][\w-]*)"', p.read_text())}
     prose = re.sub(r"<!--.*?-->", "", readme, flags=re.S)
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", prose))
     assert named <= known, f"README.md names {named - known}"
