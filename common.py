@@ -334,7 +334,8 @@ def save_checkpoint(path, **content):
 
 
 def load_checkpoint(path, device="cpu"):
-    """Read a checkpoint file or the ckpt.pt of a folder. Runs no code from it (weights_only).
+    """Read a checkpoint file or the ckpt.pt of a folder. Runs no code from it (weights_only). Its
+    tensors stay in the file until they are used (mmap), and ranks of one machine share them there.
 
     Raises UserError for a missing, truncated or foreign file.
     """
@@ -343,7 +344,7 @@ def load_checkpoint(path, device="cpu"):
     if not path.exists():
         raise UserError(f"{path}: no checkpoint here; run the stage that writes it first")
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
+        content = torch.load(path, map_location=device, weights_only=True, mmap=True)
     except Exception as error:  # a truncated zip, a pickle with code, text: torch raises many types
         reason = (str(error) or "it is empty").splitlines()[0][:120]
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None

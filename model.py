@@ -709,13 +709,21 @@ def pack(model, tok):
 def unpack(content, device="cpu", scalar=None):
     """A GPT from `pack`; scalar=True adds a fresh scalar head to a language model, False drops it.
 
-    ValueError if the weights do not fit the sizes.
+    Its weights are a copy, the only memory that this takes. ValueError if they don't fit the sizes.
     """
     config = GPTConfig(**content["gpt"])
     wanted = config if scalar is None else GPTConfig(**{**content["gpt"], "scalar": scalar})
-    model, other = GPT(wanted), "lm_head" if wanted.scalar else "score_head"
-    weights = {k: v for k, v in content["model"].items() if not k.startswith(other)}
-    missing, extra = model.load_state_dict(weights, strict=False)
-    if extra or [k for k in missing if config.scalar or not k.startswith("score_head")]:
+    with torch.device("meta"):                            # nothing is drawn that is replaced
+        model = GPT(wanted)
+    weights, other = {}, "lm_head" if wanted.scalar else "score_head"
+    if wanted.scalar and not config.scalar:               # as `reset` has it
+        weights = {k: torch.zeros(x.shape, device=device) for k, x in model.state_dict().items()
+                   if k.startswith("score_head")}
+    for name, x in content["model"].items():
+        if not name.startswith(other):
+            weights[name] = x.detach().to(device, torch.float32, copy=True,
+                                          memory_format=torch.contiguous_format)
+    missing, extra = model.load_state_dict(weights, strict=False, assign=True)
+    if missing or extra:
         raise ValueError(f"weights do not fit the sizes: {(missing + extra)[:3]}")
-    return model.to(device)
+    return model

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common import ALONE, UserError, groups, meet, mine
+from common import ALONE, groups, meet, mine
 from model import pack
 
 
@@ -57,7 +57,7 @@ class Team:
         self.net, self.cut = Inside(model, self.world), shard and self.world > 1
         if self.cut:
             self.empty = without_weights(model)
-            sharded(self.net, device or model.device)
+            self.net.world = sharded(self.net, device or model.device)
         elif self.world > 1:
             self.net = nn.parallel.DistributedDataParallel(
                 self.net, process_group=groups()["gradients"], gradient_as_bucket_view=True)
@@ -151,15 +151,19 @@ def without_weights(model):
 
 
 def sharded(net, device):
-    """Cuts the weights of an Inside over all ranks, block by block, then the rest."""
+    """Cuts the weights of an Inside over all ranks, block by block, then the rest. Returns what to
+    multiply a gradient by for its sum over ranks: torch takes the mean, but 2.7's gloo the sum.
+    """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
-    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        raise UserError(f"--shard: on CPUs torch {torch.__version__} can't; 2.7 or newer can")
     mesh = DeviceMesh.from_group(groups()["gradients"], device.type)
     for block in net.model.h:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
+    one = torch.empty(1, device=device)
+    dist.reduce_scatter_tensor(one, torch.ones(net.world, device=device), dist.ReduceOp.AVG,
+                               groups()["gradients"])
+    return net.world / one.item()
 
 
 def full(x, place=None):

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
 
@@ -75,7 +76,7 @@ def read_torch(path):
     Runs no code from it (weights_only).
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:  # a truncated zip, a pickle with code, text: torch raises many types
         reason = (str(error) or "it is empty").splitlines()[0][:120]
         raise ValueError(f"{path}: not a readable file of weights ({reason})") from None
