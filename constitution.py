@@ -91,6 +91,7 @@ class Config:
     new: int = 40                      # tokens of an answer, critique or revision at most
     chunk: int = 64                    # prompts sampled at a time
     seed: int = 0                      # of prompts, principles, answers and orders
+    shard: bool = False                # cut what is trained over the processes: less memory
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -212,7 +213,8 @@ def supervised(cfg, run, found):
         write_lines({folder / "demonstrations.jsonl": demos + (lines_in(plain) if plain else [])})
     meet(ALONE)
     sft.train(sft.Config(init=cfg.init, data=str(folder / "demonstrations.jsonl"), out=str(folder),
-                         epochs=cfg.epochs, lr=cfg.sl_lr, seed=cfg.seed, device=cfg.device))
+                         epochs=cfg.epochs, lr=cfg.sl_lr, seed=cfg.seed, shard=cfg.shard,
+                         device=cfg.device))
     meet(ALONE)
     return str(folder)
 
@@ -267,7 +269,7 @@ def preference_model(cfg, run, learn, test):
     preference.train(preference.Config(
         init=cfg.pmp or cfg.init, data=str(folder / "learn.jsonl"), soft=True, pairs=0,
         test=str(folder / "test.jsonl"), lr=cfg.pm_lr, out=str(folder), seed=cfg.seed,
-        device=cfg.device))
+        shard=cfg.shard, device=cfg.device))
     meet(ALONE)
     return str(folder)
 
@@ -279,7 +281,7 @@ def rl_config(cfg, policy, pm):
         minibatch=min(ppo.Config.minibatch, cfg.samples), lr=cfg.lr, lambda_kl=cfg.lambda_kl,
         prompts=",".join(filter(None, (cfg.prompts, cfg.plain))), generated=cfg.generated,
         mix=cfg.mix, helpful=cfg.helpful, new=cfg.new, snapshots=cfg.snapshots, seed=cfg.seed,
-        device=cfg.device)
+        shard=cfg.shard, device=cfg.device)
 
 
 # ---------------------------------------------------------------- train

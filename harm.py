@@ -45,8 +45,8 @@ from common import (LOOKS, Run, UserError, adamw, batch_rows, entry, everyones, 
 from data.tokenizer import fit, loads
 from elo import plain
 from measures import mean_se
-from model import by_length, pack, pad_rows, unpack
-from parallel import Team, passes, portions
+from model import by_length, pad_rows, unpack
+from parallel import Team, home, passes, portions
 
 @dataclass(frozen=True)
 class Config:
@@ -71,6 +71,7 @@ class Config:
     warmup: int = 10                   # steps of linear warm-up
     every: int = 50                    # steps between evaluations and checkpoints
     seed: int = 0                      # of attacks, ratings' order, prompts and answers
+    shard: bool = False                # cut weights and optimizer over the processes: less memory
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -294,15 +295,13 @@ def report(cfg, run, lots, tested, policies):
 
 # ---------------------------------------------------------------- train
 
-def learn(cfg, run, model, tok, lots, save, rank):
+def learn(cfg, run, team, tok, lots, save):
     """The scorer's steps on the rated attacks, from where the run is."""
     lines = lots["train"]
-    rows = [conversation(tok, x["turns"], model.config.n_ctx) for x in lines]
+    rows = [conversation(tok, x["turns"], team.model.config.n_ctx) for x in lines]
     ratings = torch.tensor([float(x["rating"]) for x in lines])
-    steps, team = cfg.epochs * (len(rows) // cfg.batch), Team(model)
-    optimizer = adamw(model, cfg.lr)
-    if run.resume and "optimizer" in run.resume:
-        optimizer.load_state_dict(run.resume["optimizer"])
+    steps, optimizer = cfg.epochs * (len(rows) // cfg.batch), adamw(team.model, cfg.lr)
+    team.load(optimizer, run.resume and run.resume.get("optimizer"))
     bar = run.bar(steps, run.step)
     for step in range(run.step, steps):
         batch = batch_rows(len(rows), cfg.batch, step, cfg.seed, "harm")
@@ -311,17 +310,18 @@ def learn(cfg, run, model, tok, lots, save, rank):
             loss = weight * team(rows_loss, tok, [rows[r] for r in some], ratings[some], len(batch))
             loss.backward()
             summed += loss.item()
-        norm = update(model, optimizer, schedule(step, steps, cfg.lr, cfg.warmup))
+        norm = update(team.model, optimizer, schedule(step, steps, cfg.lr, cfg.warmup))
         loss = total(summed)
         run.log(step, loss=loss, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         bar.update()
         if (step + 1) % cfg.every == 0 or step + 1 == steps:
-            if rank == 0 and step + 1 < steps:
-                evaluate(cfg, run, model, tok, step, lots)       # before the save: it logs
-            save(step + 1, lots=lots, optimizer=optimizer.state_dict())
+            with team.whole() as whole:                          # before the save: it logs
+                if run.rank == 0 and step + 1 < steps:
+                    evaluate(cfg, run, whole, tok, step, lots)
+            save(step + 1, optimizer, lots=lots)
         elif run.stopping():
-            save(step + 1, lots=lots, optimizer=optimizer.state_dict())
+            save(step + 1, optimizer, lots=lots)
             raise KeyboardInterrupt
     bar.close()
     return steps
@@ -340,31 +340,33 @@ def train(cfg):
     need = max(len(tok.render([("human", x)], answer=True)) for x in longest())
     if need > room:
         raise UserError(f"--new {cfg.new}: leaves {room} tokens for a request, {need} are needed")
-    model = unpack(run.resume or source, device, scalar=True)
+    model = unpack(run.resume or source, home(device, cfg.shard), scalar=True)
     lots = run.resume["lots"] if run.resume else attacked(cfg, run, tok, opened, room, device,
                                                           rank, world_size)
     if not (run.resume or source["gpt"]["scalar"]):   # a fresh head: Adam's steps are small
         model.score_head.bias.data.fill_(np.mean([x["rating"] for x in lots["train"]]))
+    team = Team(model, cfg.shard, device)
 
-    def save(step, finished=False, **more):
-        run.save(step, finished, **pack(model, tok), **more)
+    def save(step, optimizer=None, finished=False, **more):
+        run.save(step, finished, **team.content(tok, optimizer), **more)
 
-    steps = learn(cfg, run, model, tok, lots, save, rank) if cfg.count else 0
+    steps = learn(cfg, run, team, tok, lots, save) if cfg.count else 0
     told = dict(run.resume.get("told", {})) if run.resume else {}
     bar = run.bar(len(policies), len(told))
-    for name in [x for x in policies if x not in told]:
-        if run.stopping():
-            raise KeyboardInterrupt
-        policy = unpack(opened(policies[name]), device).eval()
-        told[name] = dict(path=policies[name],
-                          **score_policy(cfg, tok, model, policy, room, rank, world_size))
-        save(steps, lots=lots, told=told)
-        bar.update()
-    bar.close()
-    if rank == 0:
-        tested = evaluate(cfg, run, model, tok, steps, lots) if cfg.count else {}
-        show(run, model, tok, lots["test"][:3])
-        report(cfg, run, lots, tested, told)
+    with team.whole() as scorer:
+        for name in [x for x in policies if x not in told]:
+            if run.stopping():
+                raise KeyboardInterrupt
+            policy = unpack(opened(policies[name]), device).eval()
+            told[name] = dict(path=policies[name], **score_policy(cfg, tok, scorer, policy, room,
+                                                                  rank, world_size))
+            save(steps, lots=lots, told=told)
+            bar.update()
+        bar.close()
+        if rank == 0:
+            tested = evaluate(cfg, run, scorer, tok, steps, lots) if cfg.count else {}
+            show(run, scorer, tok, lots["test"][:3])
+            report(cfg, run, lots, tested, told)
     save(steps, finished=True)
 
 

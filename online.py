@@ -60,6 +60,7 @@ class Config:
     temperature: float = 0.6           # of the annotators, gold units
     matches: int = 200                 # prompts of a kind on which two policies meet; 0: no Elo
     seed: int = 0                      # of prompts, answers, choices and orders
+    shard: bool = False                # cut what is trained over the processes: less memory
     device: str = "auto"               # auto, cpu, cuda or mps
 
 
@@ -128,7 +129,7 @@ def train_pm(cfg, name, lots, rank):
     meet(ALONE)
     preference.train(preference.Config(
         init=cfg.pmp, data=str(folder / "learn.jsonl"), test=str(folder / "test.jsonl"), pairs=0,
-        lr=cfg.pm_lr, out=str(folder), seed=cfg.seed, device=cfg.device))
+        lr=cfg.pm_lr, out=str(folder), seed=cfg.seed, shard=cfg.shard, device=cfg.device))
     meet(ALONE)
     return str(folder)
 
@@ -139,7 +140,8 @@ def train_policy(cfg, name, pm):
     ppo.train(ppo.Config(
         policy=cfg.policy, pm=pm, out=str(folder), iterations=cfg.iterations, samples=cfg.samples,
         minibatch=min(ppo.Config.minibatch, cfg.samples), lr=cfg.lr, lambda_kl=cfg.lambda_kl,
-        helpful=cfg.helpful, snapshots=cfg.snapshots, seed=cfg.seed, device=cfg.device))
+        helpful=cfg.helpful, snapshots=cfg.snapshots, seed=cfg.seed, shard=cfg.shard,
+        device=cfg.device))
     meet(ALONE)
     return str(folder), [*map(str, snapshots_of(folder)), str(folder)]
 

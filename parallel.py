@@ -95,10 +95,10 @@ class Team:
         kept = [self.model.state_dict(), *(x.state_dict() for x in optimizers)]
         return deep(kept, lambda x: full(x, "cpu")) if self.cut else kept
 
-    def content(self, tok, optimizer):
-        """A checkpoint of a stage that trains one model."""
-        weights, moments = self.state(optimizer)
-        return dict(pack(self.model, tok), model=weights, optimizer=moments)
+    def content(self, tok, optimizer=None):
+        """A checkpoint of a stage that trains one model, or has trained it."""
+        weights, *moments = self.state(*filter(None, [optimizer]))
+        return {**pack(self.model, tok), "model": weights, **dict(zip(["optimizer"], moments))}
 
     def load(self, optimizer, state):
         """An optimizer's state of a checkpoint that any number of ranks wrote; None is fresh."""

@@ -34,6 +34,7 @@ from common import Run, UserError, load_checkpoint, save_checkpoint
 from data import world
 from data.tokenizer import join, train_bpe
 from model import GPT, GPTConfig, pack, unpack
+from parallel import Team
 
 TOK = train_bpe([join(world.prompt("bpe", i)) for i in range(60)], 330)
 DRAW = harm.draw
@@ -387,8 +388,9 @@ def test_a_planted_feature_is_learned(tmp_path):
                       device="cpu")
     model, saved = gpt(0, True), []
     lots = dict(train=planted(640, 0))
-    steps = harm.learn(cfg, Run(cfg, "harm"), model, TOK, lots, lambda *x, **k: saved.append(x), 0)
-    assert steps == 80 and saved == [(80,)]
+    steps = harm.learn(cfg, Run(cfg, "harm"), Team(model), TOK, lots,
+                       lambda step, *x, **k: saved.append(step))
+    assert steps == 80 and saved == [80]
     new = planted(200, 1)
     scores = harm.score_conversations(model, TOK, [x["turns"] for x in new])
     assert attacks.r_squared(scores, [x["rating"] for x in new]) > 0.8
