@@ -24,14 +24,23 @@ from test_ranks import close, losses
 from tiny import PATIENCE, ROOT, checkpoint, distance, same
 
 import common
+from data.tokenizer import loads
+from model import GPT, GPTConfig, pack
 from parallel import even, portions
 
 LOOPS = ("pretrain", "distill", "sft", "pmp", "pm", "ppo", "harm")
-SHARDED = ("pretrain", "distill", "sft", "pm", "ppo")
+PYTHIA = dict(n_ctx=320, n_layer=2, n_head=2, n_embd=32, rotary=0.25, parallel=True, tied=False,
+              exact_gelu=True)
 
 
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def cuts(stages):
+    """Stage, ranks and micro-batch so that each two of them meet: half of all triples."""
+    return [slow(stage, (2, 4)[(i + j) % 2], micro) for i, stage in enumerate(stages)
+            for j, micro in enumerate((1, 2, 8))]
 
 
 def well(ranks):
@@ -43,25 +52,54 @@ def norms(folder):
     return [x[2] for x in losses(folder, "grad_norm", "critic_norm")]
 
 
+def equal(tiny, stage, folder):
+    """Weights after 10 optimizer steps or more, and gradients' norms, which Adam doesn't see."""
+    networks = 2 if stage == "ppo" else 1
+    assert len(tiny.report(stage)["sums"]) - 1 >= 10 * networks
+    close(tiny.whole(stage), folder)
+    assert norms(folder) == pytest.approx(norms(tiny.whole(stage)), rel=1e-3)
+
+
 # ---------------------------------------------------------------- any number, any cut
 
-@pytest.mark.parametrize("stage, world, micro", [
-    ("sft", 2, 3), *(slow(s, w, m) for s in LOOPS for w in (2, 4) for m in (1, 2, 8))])
+@pytest.mark.parametrize("stage, world, micro", [("sft", 2, 3), *cuts(LOOPS)])
 def test_weights_are_those_of_one_process(tiny, nursery, tmp_path, stage, world, micro):
     well(nursery.ranks(world, tiny.command(stage, tmp_path / "run", micro=micro)))
-    close(tiny.whole(stage), tmp_path / "run")
-    assert norms(tmp_path / "run") == pytest.approx(norms(tiny.whole(stage)), rel=1e-3)
+    equal(tiny, stage, tmp_path / "run")
 
 
 @pytest.mark.parametrize("stage, world, micro", [
-    ("pretrain", 2, 3), ("ppo", 2, 3),
-    *(slow(s, w, m) for s in SHARDED for w in (2, 4) for m in (1, 2, 8))])
+    ("pretrain", 2, 3), ("ppo", 2, 3), *cuts(LOOPS)])
 def test_sharded_weights_are_those_of_one_process(tiny, nursery, tmp_path, stage, world, micro):
     """With checkpoints, samples and evaluations by rank 0 between the steps."""
     argv = [*tiny.command(stage, tmp_path / "run", micro=micro), "--shard"]
     well(nursery.ranks(world, argv))
-    close(tiny.whole(stage), tmp_path / "run")
-    assert norms(tmp_path / "run") == pytest.approx(norms(tiny.whole(stage)), rel=1e-3)
+    equal(tiny, stage, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def pythia(tiny, tmp_path_factory):
+    """A checkpoint of GPT-NeoX's form with the tiny base's tokenizer."""
+    folder = tmp_path_factory.mktemp("pythia")
+    tok = loads(checkpoint(tiny.whole("base"))["tokenizer"])
+    model = GPT(GPTConfig(tok.vocab, **PYTHIA)).reset(3)
+    common.save_checkpoint(folder / "ckpt.pt", **pack(model, tok))
+    return folder
+
+
+@pytest.mark.parametrize("stage, world, micro, more", [
+    ("pretrain", 2, 3, ["--shard", "--checkpoint"]), slow("pretrain", 4, 2, []),
+    slow("ppo", 2, 2, ["--shard", "--checkpoint"]), slow("distill", 2, 2, ["--shard"])])
+def test_a_model_of_pythias_form(tiny, nursery, tmp_path, pythia, stage, world, micro, more):
+    """Rotary positions, a parallel residual, an untied head; its blocks computed twice."""
+    flags = {"ppo": dict(policy=pythia, critic="policy")}.get(stage, dict(init=pythia))
+    one = nursery.run(tiny.command(stage, tmp_path / "one", **flags))
+    assert one.code == 0, one.err
+    flags["micro"] = micro
+    well(nursery.ranks(world, [*tiny.command(stage, tmp_path / "run", **flags), *more]))
+    assert ("lm_head.weight" in checkpoint(tmp_path / "one")["model"]) and norms(tmp_path / "one")
+    close(tmp_path / "one", tmp_path / "run")
+    assert norms(tmp_path / "run") == pytest.approx(norms(tmp_path / "one"), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -90,14 +128,20 @@ def test_ppo_with_text_and_averages_gives_the_weights_of_one_process(tiny, nurse
     assert distance(*ends) <= 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["pretrain", "ppo"])
-@pytest.mark.parametrize("world, more", [(1, []), (2, []), (2, ["--shard"])])
-def test_what_four_sharded_ranks_wrote_goes_on_on_fewer(tiny, nursery, tmp_path, stage, world,
-                                                        more):
-    argv, step = tiny.command(stage, tmp_path / "run"), dict(pretrain=3, ppo=2)[stage]
+SHARD = ["--shard"]
+
+
+@pytest.mark.parametrize("stage, before, world, more", [
+    ("distill", [], 2, []), ("sft", SHARD, 1, []), slow("pm", [], 2, SHARD),
+    slow("pretrain", [], 1, []), slow("pretrain", SHARD, 2, SHARD), slow("harm", SHARD, 2, []),
+    slow("pm", SHARD, 2, []), slow("sft", [], 2, SHARD), slow("distill", SHARD, 2, SHARD),
+    slow("ppo", [], 2, []), slow("ppo", SHARD, 1, []), slow("ppo", SHARD, 2, SHARD)])
+def test_what_four_ranks_wrote_goes_on_on_fewer(tiny, nursery, tmp_path, stage, before, world,
+                                                more):
+    """Sharded or not, before and after: rank 1 asks all to stop, in the midst of a run."""
+    argv, step = tiny.command(stage, tmp_path / "run"), 2 if stage == "ppo" else 3
     hooks = [("at_step", [step, "SIGTERM", 1])]
-    for done in nursery.ranks(4, [*argv, "--shard"], hooks):
+    for done in nursery.ranks(4, [*argv, *before], hooks):
         assert done.code == 130, done.err
     half, whole = checkpoint(tmp_path / "run"), checkpoint(tiny.whole(stage))
     assert half["step"] == step + 1 and half["model"].keys() == whole["model"].keys()
