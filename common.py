@@ -155,15 +155,19 @@ def groups():
             for name, backend, limit in made}
 
 
-def meet(limit=None):
+def meet(limit=None, first=None):
     """Every rank waits here for all others, `limit` seconds at most: LIMIT, LIMIT / 4 or ALONE.
     UserError that names the lost: a rank that hangs, or was killed, or is elsewhere.
+
+    first: seconds that rank 0 waits, not more than LIMIT if it isn't given: with ALONE it is rank 0
+    that comes late.
     """
     if not dist.is_initialized():
         return
     limit = limit or LIMIT
     try:
-        dist.monitored_barrier(groups()[limit], timedelta(seconds=limit), wait_all_ranks=True)
+        dist.monitored_barrier(groups()[limit], timedelta(seconds=first or min(limit, LIMIT)),
+                               wait_all_ranks=True)
     except RuntimeError as error:
         found, world = re.search(r"Ranks? ([\d, ]*\d) failed", str(error)), dist.get_world_size()
         gone = found[1] if found else ", ".join(str(r) for r in range(1, world) if closed(r, limit))

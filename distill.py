@@ -174,7 +174,7 @@ def cached_teach(cfg, guide, teacher, prompt, texts, length, rank):
     taught = teach(teacher, prompt, texts, cfg.top, cfg.micro, rank)
     if rank == 0:
         save_checkpoint(cache, key=key, taught=taught)
-    meet(ALONE)
+    meet(ALONE, ALONE)             # each has read all, at a speed of its own
     return taught
 
 

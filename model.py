@@ -332,6 +332,13 @@ class Block(nn.Module):
         return after + self.mlp(self.ln_2(x if self.parallel else after))
 
 
+def table(rows, width):
+    """An embedding, not filled: what nn.Embedding draws takes long, on device "meta" an import of
+    two seconds.
+    """
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -340,9 +347,9 @@ class GPT(nn.Module):
             raise ValueError(f"width {c.n_embd} is not divisible by {c.n_head} heads")
         if c.turned % 2:
             raise ValueError(f"rotary {c.rotary}: {c.turned} numbers of a head are no pairs")
-        self.wte = nn.Embedding(-(-c.vocab // 64) * 64, c.n_embd)
+        self.wte = table(-(-c.vocab // 64) * 64, c.n_embd)
         if not c.turned:
-            self.wpe = nn.Embedding(c.n_ctx, c.n_embd)
+            self.wpe = table(c.n_ctx, c.n_embd)
         self.h = nn.ModuleList(Block(c) for _ in range(c.n_layer))
         self.ln_f = nn.LayerNorm(c.n_embd)
         if c.scalar:

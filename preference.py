@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source,
+from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_source, meet,
                     prepare, schedule, start, total, update)
 from data import world
 from data.lines import answers_of, read_rows, text_of, write_lines
@@ -323,6 +323,7 @@ def center(run, team, tok, path):
     """Shifts all scores so that the chosen answers' mean is 0 (InstructGPT 3.5, demonstrations)."""
     with team.whole() as whole:
         _, scores, dropped = score_lines(whole, tok, read_comparisons(path))
+        meet(ALONE, ALONE)         # each has read all, at a speed of its own
     if not scores:
         raise UserError(f"--center {path}: no line is usable, dropped {dropped}")
     run.say(f"{path}: {len(scores)} demonstrations come to mean 0, dropped {dropped}")

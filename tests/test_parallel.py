@@ -29,6 +29,7 @@ from model import GPT, GPTConfig, pack
 from parallel import even, portions
 
 LOOPS = ("pretrain", "distill", "sft", "pmp", "pm", "ppo", "harm")
+SHARD = ["--shard"]
 PYTHIA = dict(n_ctx=320, n_layer=2, n_head=2, n_embd=32, rotary=0.25, parallel=True, tied=False,
               exact_gelu=True)
 
@@ -128,9 +129,6 @@ def test_ppo_with_text_and_averages_gives_the_weights_of_one_process(tiny, nurse
     assert distance(*ends) <= 1e-5
 
 
-SHARD = ["--shard"]
-
-
 @pytest.mark.parametrize("stage, before, world, more", [
     ("distill", [], 2, []), ("sft", SHARD, 1, []), slow("pm", [], 2, SHARD),
     slow("pretrain", [], 1, []), slow("pretrain", SHARD, 2, SHARD), slow("harm", SHARD, 2, []),
@@ -139,7 +137,7 @@ SHARD = ["--shard"]
 def test_what_four_ranks_wrote_goes_on_on_fewer(tiny, nursery, tmp_path, stage, before, world,
                                                 more):
     """Sharded or not, before and after: rank 1 asks all to stop, in the midst of a run."""
-    argv, step = tiny.command(stage, tmp_path / "run"), 2 if stage == "ppo" else 3
+    argv, step = tiny.command(stage, tmp_path / "run"), 2 if stage in ("ppo", "harm") else 3
     hooks = [("at_step", [step, "SIGTERM", 1])]
     for done in nursery.ranks(4, [*argv, *before], hooks):
         assert done.code == 130, done.err
@@ -206,13 +204,24 @@ def test_the_limits_leave_less_than_a_minute():
     assert common.LIMIT * 1.25 < 60
 
 
-@pytest.mark.parametrize("hook, lost", [
-    (("at_call", ["model.pad_rows", 12, "SIGSTOP", 1]), "rank 1"),
-    slow(("at_step", [4, "SIGSTOP", 1]), "rank 1"), slow(("at_step", [4, "SIGSTOP", 0]), "rank 0"),
-    slow(("at_call", ["common.update", 3, "SIGSTOP", 2]), "rank 2")])
-def test_a_rank_that_hangs_is_named(tiny, nursery, tmp_path, hook, lost):
-    """In a micro-batch, before a sum of losses, before its step."""
-    argv, victim = tiny.command("pretrain", tmp_path / "run"), int(lost[-1])
+@pytest.mark.parametrize("stage, more, what, number, victim", [
+    ("pretrain", [], "model.pad_rows", 12, 1), ("ppo", SHARD, "rollout.generate", 2, 1),
+    slow("pretrain", [], "step", 4, 1), slow("pretrain", [], "step", 4, 0),
+    slow("pretrain", [], "common.update", 3, 2), slow("pretrain", SHARD, "model.pad_rows", 12, 1),
+    slow("pretrain", SHARD, "parallel.full", 40, 1),
+    slow("pretrain", SHARD, "model.pad_rows", 9, 0), slow("distill", [], "common.update", 3, 1),
+    slow("sft", SHARD, "common.update", 3, 1), slow("pm", [], "common.update", 3, 0),
+    slow("harm", SHARD, "common.update", 3, 1),
+    slow("ppo", [], "rollout.generate", 3, 1), slow("ppo", [], "rollout.generate", 3, 0),
+    slow("ppo", [], "rollout.pm_scores", 2, 1), slow("ppo", SHARD, "common.update", 3, 1),
+    slow("distill", [], "common.Run.save", 1, 1), slow("ppo", SHARD, "common.Run.save", 1, 1)])
+def test_a_rank_that_hangs_is_named(tiny, nursery, tmp_path, stage, more, what, number, victim):
+    """In a micro-batch, before a sum of losses, before its step; while blocks' weights are
+    collected; while it answers, or reads answers; when rank 0 saves.
+    """
+    lost, argv = f"rank {victim}", [*tiny.command(stage, tmp_path / "run"), *more]
+    hook = ("at_call", [what, number, "SIGSTOP", victim])
+    hook = ("at_step", [number, "SIGSTOP", victim]) if what == "step" else hook
     jobs = nursery.start_ranks(max(2, victim + 1), argv, [("waits", 3), hook])
     told = [job.wait(60) for rank, job in enumerate(jobs) if rank != victim]
     jobs[victim].kill(signal.SIGKILL)
@@ -225,15 +234,15 @@ import time
 from common import ALONE, meet, start, total
 rank, *_ = start("cpu")
 for limit in (ALONE, None):
-    time.sleep(9 if rank == 0 else 0)
+    time.sleep(5 if rank == 0 else 0)
     meet(limit)
     print(total(1))
 """
 
 
 def test_only_for_rank_0_alone_the_others_wait_for_long(nursery):
-    """9 seconds are more than the limit of 4."""
-    hooks = [("waits", 4 / PATIENCE)]
+    """5 seconds are more than the limit of 2."""
+    hooks = [("waits", 2 / PATIENCE)]
     for done in nursery.ranks(2, ["-c", WAIT], hooks):
         assert done.code == 1 and done.out == "2.0\n"
         assert "UserError: rank" in done.last and " lost" in done.last

@@ -274,15 +274,18 @@ def at_call(argument):
     name, number, sent, *ranks = argument
     if ranks and os.environ.get("RANK") != str(ranks[0]):
         return None
-    module = importlib.import_module(name.split(".")[0])
-    inner, counter = getattr(module, name.split(".")[1]), itertools.count(1)
+    *place, called_name = name.split(".")                 # module.function, module.Class.function
+    module = importlib.import_module(place[0])
+    for part in place[1:]:
+        module = getattr(module, part)
+    inner, counter = getattr(module, called_name), itertools.count(1)
 
     def called(*args, **kwargs):
         if next(counter) == number:
             os.kill(os.getpid(), getattr(signal, sent))
         return inner(*args, **kwargs)
 
-    setattr(module, name.split(".")[1], called)
+    setattr(module, called_name, called)
     return None
 
 
