@@ -239,6 +239,15 @@ def uniforms(rows, width, *key):
     return torch.from_numpy(out)
 
 
+@functools.lru_cache(2)
+def epoch_order(n, *key):
+    """The rows of one epoch in keyed order; kept, since of many rows it takes longer than a step.
+    """
+    order = keyed(*key).permutation(n)
+    order.setflags(write=False)
+    return order
+
+
 def batch_rows(n, batch, step, *key):
     """The row indices of one step: slices of a fresh permutation an epoch, a function of the key.
 
@@ -248,13 +257,7 @@ def batch_rows(n, batch, step, *key):
     if not per_epoch:
         raise UserError(f"{n} rows are fewer than one batch of {batch}: lower --batch")
     epoch, i = divmod(step, per_epoch)
-    return order(n, *key, "epoch", epoch)[i * batch:(i + 1) * batch]
-
-
-@functools.lru_cache(maxsize=2)
-def order(n, *key):
-    """A permutation of n rows, a function of the key; that of five million takes 0.2 seconds."""
-    return keyed(*key).permutation(n)
+    return epoch_order(n, *key, "epoch", epoch)[i * batch:(i + 1) * batch]
 
 
 # ---------------------------------------------------------------- the optimizer step

@@ -8,10 +8,11 @@ goodness. Everything later only chooses among what is learned here.
     python pretrain.py --out out/laptop/pretrain                       # one process
     torchrun --nproc_per_node=2 pretrain.py --out out/laptop/pretrain  # two, the same
     python pretrain.py --text books,dialogues.jsonl --vocab 4096 --context 512 --out out/mine/base
+    python pretrain.py --tokens out/tokens --size gpt2 --context 1024 --batch 512 --out out/124m
 
 About 4 minutes on two cores: 0.9M parameters, 800 steps of 64 documents, loss 6.5 -> 0.5 nats a
 token. The third command trains on files of one's own: text, and comparisons, of which it reads
-the prompt and the chosen answer.
+the prompt and the chosen answer; the fourth on a corpus of data/tokens.py, for billions of tokens.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from common import (Run, UserError, adamw, batch_rows, entry, keyed, load_source
 from data import full, principles, world
 from data.text import read_texts, strings, text_documents
 from data.tokenizer import load, loads, train_bpe
+from data.tokens import Blocks, read
 from model import GPT, SIZES, by_length, pad_rows, respond, response_mask, sized, unpack
 from parallel import Team, home, passes, portions
 
@@ -36,6 +38,7 @@ class Config:
     vocab: int = 768                   # at most this many ids, where a tokenizer is trained
     world: str = "core"                # toy world's text: core, full (skills, beliefs), principles
     text: str = ""                     # .txt and .jsonl files or folders, by commas; "": toy world
+    tokens: str = ""                   # corpus of data/tokens.py instead, all of it, in full rows
     tokenizer: str = ""                # gpt2, its folder or a ranks file; "": trained on the text
     init: str = ""                     # checkpoint whose model goes on; "": fresh weights
     documents: int = 52000             # documents to train on at most
@@ -91,8 +94,24 @@ def texts_of(names, flag):
         raise UserError(f"{flag}: {error}") from None
 
 
-def corpus(cfg, tok, texts):
+def tokens_of(cfg):
+    """(ids, tokenizer) of --tokens, or Nones."""
+    if not cfg.tokens:
+        return None, None
+    try:
+        return read(cfg.tokens)
+    except ValueError as error:
+        raise UserError(f"--tokens: {error}") from None
+
+
+def corpus(cfg, tok, texts, ids=None):
     """Documents to train on, held-out ones (of text: every 50th), and what is to be told."""
+    if cfg.tokens:
+        documents, heldout = Blocks(ids, cfg.context).split()
+        if len(documents) < cfg.batch:
+            raise UserError(f"--tokens {cfg.tokens}: {len(documents)} rows of --context "
+                            f"{cfg.context} are fewer than one --batch of {cfg.batch}: lower them")
+        return documents, [*heldout], f"{len(documents):,} rows, {len(heldout):,} held out"
     if not cfg.text:
         made = partial(documents_of, tok, cfg.seed, context=cfg.context, kind=cfg.world)
         told = "the full toy world" if cfg.world == "full" else "the toy world"
@@ -109,6 +128,11 @@ def corpus(cfg, tok, texts):
         raise UserError(f"--text {cfg.text}: {len(documents)} documents ({told}; every 50th is held"
                         f" out) are fewer than one --batch of {cfg.batch}: lower it, or --context")
     return documents, heldout, f"{told}, {len(heldout):,} held out"
+
+
+def tokens_in(documents):
+    """How many; a corpus on the disk isn't read for it."""
+    return len(documents.ids) if isinstance(documents, Blocks) else sum(map(len, documents))
 
 
 def mixture(cfg, tok):
@@ -131,18 +155,25 @@ def mixture(cfg, tok):
     return texts
 
 
-def beginning(cfg, run, texts):
-    """The tokenizer and the model: those of the run to go on with, of `init`, or fresh ones."""
+def beginning(cfg, run, texts, own=None):
+    """The tokenizer and the model: those of the run to go on with, of `init`, or fresh ones. own:
+    the tokenizer of --tokens.
+    """
     source = run.resume or (load_source(cfg.init, scalar=False) if cfg.init else None)
     try:
         named = load(cfg.tokenizer) if cfg.tokenizer and not run.resume else None
     except ValueError as error:
         raise UserError(f"--tokenizer: {error}") from None
+    if own and named and named.fingerprint != own.fingerprint:
+        raise UserError(f"--tokenizer {cfg.tokenizer}: {cfg.tokens} has another one; leave it out")
     if not source:
-        tok = named or (train_bpe(strings(texts), cfg.vocab) if cfg.text
+        tok = named or own or (train_bpe(strings(texts), cfg.vocab) if cfg.text
                         else toy_tokenizer(cfg.seed, cfg.vocab, cfg.world))
         return tok, GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed)
     tok, model = loads(source["tokenizer"]), unpack(source)
+    if own and own.fingerprint != tok.fingerprint:
+        raise UserError(f"--tokens {cfg.tokens}: {cfg.init or run.dir} has another tokenizer; make "
+                        "the corpus with that one")
     if named and named.fingerprint != tok.fingerprint:
         raise UserError(f"--tokenizer {cfg.tokenizer}: {cfg.init} has another one; leave it out")
     if model.config.vocab != tok.vocab:
@@ -199,8 +230,10 @@ def check(cfg):
     """UserError for knobs out of range."""
     if cfg.size not in SIZES:
         raise UserError(f"--size {cfg.size}: choose from {', '.join(SIZES)}")
-    if cfg.world not in WORLDS or cfg.text and cfg.world != Config.world:
-        raise UserError(f"--world {cfg.world}: {', '.join(WORLDS)}; and not beside --text")
+    if cfg.world not in WORLDS or (cfg.text or cfg.tokens) and cfg.world != Config.world:
+        raise UserError(f"--world {cfg.world}: {', '.join(WORLDS)}; not beside --text or --tokens")
+    if cfg.text and cfg.tokens:
+        raise UserError("--text and --tokens: one of them; data/tokens.py takes all texts")
     if cfg.context < 80:
         raise UserError(f"--context {cfg.context}: at least 80, for a sample's prompt and answer")
     if cfg.vocab < 262:
@@ -213,18 +246,19 @@ def train(cfg):
     run = Run(cfg, "pretrain", rank)
     if run.finished:
         return print(f"pretrain: {run.dir} is finished, skipped") if rank == 0 else None
-    texts, shown = texts_of(cfg.text, "--text"), shown_for(cfg.text)
-    tok, model = beginning(cfg, run, texts)
-    documents, heldout, told = corpus(cfg, tok, texts)
+    texts, shown = texts_of(cfg.text, "--text"), shown_for(cfg.text or cfg.tokens)
+    ids, own = tokens_of(cfg)
+    tok, model = beginning(cfg, run, texts, own)
+    documents, heldout, told = corpus(cfg, tok, texts, ids)
     model = prepare(model.to(home(device, cfg.shard)), cfg.checkpoint, cfg.compile)
     team = Team(model, cfg.shard, device)
     optimizer = adamw(model, cfg.lr, cfg.decay)
     if run.resume:
         team.load(optimizer, run.resume["optimizer"])
     elif rank == 0:
-        size = sum(p.numel() for p in model.parameters())
-        print(f"pretrain: {size:,} parameters, {tok.vocab} ids, "
-              f"{sum(map(len, documents)):,} tokens of text, {world_size} process(es); {told}")
+        size, tokens = sum(p.numel() for p in model.parameters()), tokens_in(documents)
+        print(f"pretrain: {size:,} parameters, {tok.vocab} ids, {tokens:,} tokens of text, "
+              f"{world_size} process(es); {told}")
 
     def save(step, finished=False):
         run.save(step, finished, **team.content(tok, optimizer))
@@ -236,12 +270,12 @@ def train(cfg):
 
     if not run.resume:
         shows(f"{cfg.init or 'untrained'}:")
-
     bar = run.bar(cfg.steps, run.step)
     for step in range(run.step, cfg.steps):
-        rows = batch_rows(len(documents), cfg.batch, step, cfg.seed, "pretrain")
-        count = sum(len(documents[r]) - 1 for r in rows)      # predicted tokens of all ranks
-        parts, summed = portions([documents[r] for r in rows], cfg.micro), 0.0
+        order = batch_rows(len(documents), cfg.batch, step, cfg.seed, "pretrain")
+        rows = [documents[r] for r in order]
+        count = sum(len(row) - 1 for row in rows)             # predicted tokens of all ranks
+        parts, summed = portions(rows, cfg.micro), 0.0
         for some, weight in passes(parts, team):
             loss = weight * team(lm_loss, *pad_rows(some, tok.pad, device))
             (loss / count).backward()

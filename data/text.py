@@ -7,22 +7,22 @@ from itertools import accumulate
 from pathlib import Path
 
 from data.lines import read_rows, text_of
-from data.tokenizer import fit, parse_prompt, read_text
+from data.tokenizer import fit, parse, parse_prompt, read_text
 
 
-def text_files(names):
+def text_files(names, kinds=(".txt", ".jsonl")):
     """Paths of the .txt and .jsonl files that `names` (commas between) names; a folder is all its
     own. ValueError for a name that leads to none.
     """
     paths = []
     for name in filter(None, (x.strip() for x in names.split(","))):
-        path, kinds = Path(name), (".txt", ".jsonl")
+        path = Path(name)
         if not path.exists():
             raise ValueError(f"{name}: no such file or folder")
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        found = [p for p in inside if p.suffix in kinds and p.is_file()]
+        found = [p for p in inside if p.name.endswith(kinds) and p.is_file()]
         if not found:
-            raise ValueError(f"{name}: not a .txt or .jsonl file, nor a folder with one")
+            raise ValueError(f"{name}: not a {' or '.join(kinds)} file, nor a folder with one")
         paths += found
     return paths
 
@@ -32,6 +32,17 @@ def read_dialogues(path):
     def check(row):
         return parse_prompt(text_of(row, "prompt")), text_of(row, "chosen")
     return list(read_rows(path, check, Counter()))
+
+
+def read_prompt(path):
+    """(preamble, dialogues) of a file: text, then dialogues in HH's form, a line of dashes before
+    each. ValueError if it has none, or a part that is no dialogue.
+    """
+    preamble, *parts = re.split(r"^-{3,}\s*$", read_text(path), flags=re.M)
+    if not parts:
+        raise ValueError("no dialogue; a line of dashes comes before each")
+    return preamble.strip(), [[(role, text.strip()) for role, text in parse("\n\n" + part.strip())]
+                              for part in parts if part.strip()]
 
 
 def read_texts(names):

@@ -90,6 +90,12 @@ class Tokenizer:
         text = unicodedata.normalize("NFC", text) if self.pattern == "neox" else text
         return self.encoding.encode_ordinary(text)
 
+    def encode_all(self, texts, threads=1):
+        """`encode` of each text, on several threads."""
+        if self.pattern == "neox":
+            texts = [unicodedata.normalize("NFC", text) for text in texts]
+        return self.encoding.encode_ordinary_batch(texts, num_threads=threads)
+
     def decode(self, ids):
         """Text of ids; special ids have no text and are left out."""
         return self.encoding.decode([i for i in ids if i not in self.stops])
