@@ -8,27 +8,32 @@ predict as if it had read the prompt:
 over 51 classes: the teacher's 50 likeliest tokens and one class for all the rest. Half of the
 texts are documents of the pretraining text, half are questions with fine answers (the part that
 StackExchange plays in the paper). The teacher's top-50 log-probs are computed once and kept in
-teacher.pt.
+teacher.pt: 400 bytes a token. For many texts, --no-cache asks the teacher at each step.
 
     python distill.py --init out/laptop/pretrain --out out/laptop/distill
     torchrun --nproc_per_node=2 distill.py --init out/laptop/pretrain --out out/laptop/distill
+    python distill.py --init out/mine/base --prompt data/hhh.txt --tokens out/tokens \
+                      --dialogues out/hh/train.jsonl --no-cache --out out/mine/distill
 
 About 1 minute on two cores; the loss to the teacher falls more than tenfold.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from common import (ALONE, Run, UserError, adamw, batch_rows, entry, load_checkpoint, load_source,
-                    meet, prepare, save_checkpoint, schedule, start, total, update)
+from common import (ALONE, Run, UserError, adamw, batch_rows, entry, keyed, load_checkpoint,
+                    load_source, meet, prepare, save_checkpoint, schedule, start, total, update)
 from data import world
+from data.text import dialogue, read_dialogues, read_prompt, text_files
 from data.tokenizer import loads
+from data.tokens import Blocks, read
 from model import pad_rows, response_mask, unpack
 from parallel import Team, home, passes, portions
-from pretrain import show
+from pretrain import show, shown_for
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,10 @@ class Config:
     teacher: str = ""                  # the teacher's checkpoint; empty: the same as init
     out: str = "out/laptop/distill"    # the stage's folder
     texts: int = 3840                  # texts in the teacher's cache, half of them documents
+    prompt: str = ""                   # file of an HHH prompt (data/hhh.txt); "": the toy world's
+    tokens: str = ""                   # corpus of data/tokens.py: documents of other text
+    dialogues: str = ""                # .jsonl of prompts and chosen answers, by commas: its talks
+    cache: bool = True                 # keep the teacher's classes; or ask it at each step
     top: int = 50                      # teacher's log-probs kept of a token; the rest is one class
     length: int = 128                  # tokens of a text at most
     steps: int = 120                   # optimizer steps
@@ -76,6 +85,66 @@ def distill_loss(logits, top_logps, top_ids):
 
 # ---------------------------------------------------------------- data
 
+class Texts:
+    """Lists of ids without the opening <|eod|>, of pools in turn: row i is of pool i mod pools.
+
+    pools: [(sequence of rows that begin with one id more, its order)].
+    """
+
+    def __init__(self, pools, count):
+        self.pools, self.count = pools, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, row):
+        if not 0 <= row < self.count:
+            raise IndexError(row)
+        pool, order = self.pools[row % len(self.pools)]
+        return pool[int(order[row // len(self.pools) % len(order)])][1:]
+
+
+def real_texts(cfg, tok, length):
+    """cfg.texts texts of the corpus `tokens` and of `dialogues`, in turn where both are given, and
+    256 that are held out: of each pool a 50th at least.
+    """
+    pools = []
+    try:
+        if cfg.tokens:
+            ids, own = read(cfg.tokens)
+            if own.fingerprint != tok.fingerprint:
+                raise ValueError(f"{cfg.tokens} has another tokenizer than {cfg.init}")
+            pools.append(Blocks(ids, length + 1))
+        if cfg.dialogues:
+            lines = [line for path in text_files(cfg.dialogues) for line in read_dialogues(path)]
+            pools.append([dialogue(tok, *line, length + 1)[0] for line in lines])
+    except ValueError as error:
+        raise UserError(f"--tokens or --dialogues: {error}") from None
+    if min(map(len, pools)) < 2:
+        raise UserError("--tokens or --dialogues: fewer than two texts")
+    orders = [keyed(cfg.seed, "texts", i).permutation(len(x)) for i, x in enumerate(pools)]
+    held = [max(1, min(256, len(x) // 50)) for x in orders]
+    return (Texts([(p, x[n:]) for p, x, n in zip(pools, orders, held)], cfg.texts),
+            Texts([(p, x[:n]) for p, x, n in zip(pools, orders, held)], 256))
+
+
+def prompt_of(cfg, tok, room):
+    """Ids of the HHH prompt in at most `room` tokens: its last dialogues go first."""
+    if not cfg.prompt:
+        preamble, turns = world.hhh_prompt()
+        return tok.render(turns, preamble)
+    try:
+        preamble, dialogues = read_prompt(cfg.prompt)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--prompt {cfg.prompt}: {error}") from None
+    for n in range(len(dialogues), 0, -1):
+        ids = tok.render([turn for some in dialogues[:n] for turn in some], preamble)
+        if len(ids) <= room:
+            return ids
+    raise UserError(f"--prompt {cfg.prompt}: {len(ids)} tokens with one dialogue, and texts of "
+                    f"--length {cfg.length} leave room for {room}")
+
+
 def texts_of(tok, seed, count, length, first=0):
     """Lists of ids without the opening <|eod|>: even rows documents, odd rows questions with fine
     answers.
@@ -89,6 +158,12 @@ def texts_of(tok, seed, count, length, first=0):
             preamble, turns = "", world.talk(rng, world.ANIMALS, 1.0, rng.randint(1, 2))
         rows.append(tok.render(turns, preamble)[1:length + 1])
     return rows
+
+
+def toy_texts(cfg, tok, length):
+    """cfg.texts texts of the toy world, and 256 that are held out."""
+    return (texts_of(tok, cfg.seed, cfg.texts, length),
+            texts_of(tok, cfg.seed, 256, length, first=10**8))
 
 
 @torch.no_grad()
@@ -163,51 +238,61 @@ def text_length(cfg, teacher, prompt):
     return min(cfg.length, room)
 
 
-def cached_teach(cfg, guide, teacher, prompt, texts, length, rank):
-    """What teach() returns for the texts, from teacher.pt where that was made the same way."""
+def cached_teach(cfg, guide, ask, texts, length, rank):
+    """What ask(texts), which is teach(), returns; from teacher.pt if that was made the same way."""
     cache = Path(cfg.out) / "teacher.pt"
     key = [cfg.teacher or cfg.init, guide.get("config"), guide.get("step"), cfg.texts, cfg.top,
-           length, cfg.seed]
+           length, cfg.seed, *filter(None, [cfg.prompt, cfg.tokens, cfg.dialogues])]
     cached = load_checkpoint(cache) if cache.exists() else {}
     if cached.get("key") == key:
         return cached["taught"]
-    taught = teach(teacher, prompt, texts, cfg.top, cfg.micro, rank)
+    taught = ask(texts, rank=rank)
     if rank == 0:
         save_checkpoint(cache, key=key, taught=taught)
     meet(ALONE, ALONE)             # each has read all, at a speed of its own
     return taught
 
 
+def check(cfg):
+    """UserError for knobs that don't fit together."""
+    real = cfg.tokens or cfg.dialogues
+    if bool(real) != bool(cfg.prompt):
+        raise UserError("--prompt goes with --tokens, --dialogues or both: the toy world's prompt "
+                        "with its own texts, another with others")
+
+
 def train(cfg):
     rank, world_size, device = start(cfg.device)
+    check(cfg)
     run = Run(cfg, "distill", rank)
     if run.finished:
         return print(f"distill: {run.dir} is finished, skipped") if rank == 0 else None
     tok, teacher, model, guide = load_models(cfg, device, run.resume)
-    preamble, turns = world.hhh_prompt()
-    prompt = tok.render(turns, preamble)
+    prompt = prompt_of(cfg, tok, teacher.config.n_ctx - cfg.length)
     length = text_length(cfg, teacher, prompt)
-
-    texts = texts_of(tok, cfg.seed, cfg.texts, length)
-    heldout = texts_of(tok, cfg.seed, 256, length, first=10**8)
-    taught = cached_teach(cfg, guide, teacher, prompt, texts + heldout, length, rank)
-    taught, taught_heldout = taught[:cfg.texts], taught[cfg.texts:]
-
+    texts, heldout = (real_texts if cfg.prompt else toy_texts)(cfg, tok, length)
+    ask = partial(teach, teacher, prompt, top=cfg.top, micro=cfg.micro)
+    taught = (cached_teach(cfg, guide, ask, [*texts, *heldout], length, rank) if cfg.cache
+              else [None] * cfg.texts + ask(heldout, rank=rank))
     team = Team(model, cfg.shard, device)
     optimizer = adamw(model, cfg.lr)
 
     def save(step, finished=False):
         run.save(step, finished, **team.content(tok, optimizer))
 
+    def batch(rows):
+        known = taught if cfg.cache else dict(zip(rows, ask([texts[r] for r in rows], rank=1)))
+        return student_batch(tok, texts, known, rows, device)
+
     def shows(title, step=None):
         """With a step, the KL on texts that are not trained on, too."""
         with team.whole() as whole:
             if rank == 0 and step is not None:
-                kl = heldout_kl(whole, tok, heldout, taught_heldout)
+                kl = heldout_kl(whole, tok, heldout, taught[cfg.texts:], 4 * cfg.micro)
                 run.log(step, heldout_kl=kl)
                 title = f"{title}, {kl:.4f} nats a token from the prompted teacher:"
             if rank == 0:
-                show(run, whole, tok, cfg.seed, title)
+                show(run, whole, tok, cfg.seed, title, shown=shown_for(cfg.prompt))
 
     if run.resume:
         team.load(optimizer, run.resume["optimizer"])
@@ -219,7 +304,7 @@ def train(cfg):
         count = sum(len(texts[r]) for r in rows)      # tokens over all ranks and micro-batches
         parts, summed = portions(rows, cfg.micro, lambda r: len(texts[r])), 0.0
         for some, weight in passes(parts, team):
-            loss = weight * team(student_loss, *student_batch(tok, texts, taught, some, device))
+            loss = weight * team(student_loss, *batch(some))
             (loss / count).backward()
             summed += loss.item()
         norm = update(model, optimizer, schedule(step, cfg.steps, cfg.lr))

@@ -10,8 +10,8 @@ Shares (SHARES): context distillation 0.05 (HH A.1), PM pretraining 0.1 and huma
 (HH A.2), PPO 0.01 (HH B.1). Weights from elsewhere never saw our ids of roles and turns: they learn
 them in some text and dialogues first, at 0.1, which is of this project.
 
-Pretraining rates (RATES). Pythia's are those of its paper's table (Biderman et al. 2023) and of
-its training files, models/*/*.yml in EleutherAI/pythia; the 1B file says 2.5e-4 where the table says
+Pretraining rates (RATES). Pythia's are those of its paper's table (Biderman et al. 2023) and of its
+training files, models/*/*.yml in EleutherAI/pythia; the 1B file says 2.5e-4 where the table says
 3e-4, which is taken here. GPT-2's were never published; taken are GPT-3's for the models of about
 its sizes (Brown et al. 2020, table 2.1): 125M, 350M, 760M, 1.3B.
 
