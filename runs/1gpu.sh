@@ -16,8 +16,8 @@
 #
 # text -> tokens -> base model -> the HHH prompt -> PM on votes -> PM on comparisons -> PPO -> report
 #
-# Learning rates are the paper's shares of pretraining's: python runs/rates.py. Memory and hours of each stage are
-# counted by python runs/sizes.py; NO GPU HAS RUN THIS YET, the tests rehearse it on a CPU. Counted for one H100 at
+# Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
+# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, the tests rehearse it on a CPU. Counted for one H100 at
 # 35% of its rate: pretraining 3.5 hours, distillation half an hour, all else less than an hour.
 # Stop and start it as you like.
 set -euo pipefail
@@ -64,11 +64,13 @@ for name in "$HH" "$PROMPT" $GPT2 $FORUM $HHH $LAMBADA $ARC; do
     [ -e "$name" ] || fail "$name: no such file or folder"
 done
 
+PROMPT_STEPS=$((TEXTS / 32)) ITERATIONS=$((SAMPLES / BATCH))
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 [ -z "$GPT2" ] || BPE=$GPT2
-rate() { $PY runs/rates.py "${RATE:-${GPT2:-$SIZE}}" "$1"; }
+RATES=$($PY runs/rates.py "${RATE:-${GPT2:-$SIZE}}")
+rate() { sed -n "s/^$1 //p" <<<"$RATES"; }
 LR=$(rate pretrain) LR_ROLES=$(rate dialogues) LR_DISTILL=$(rate distill) LR_PMP=$(rate pmp)
 LR_PM=$(rate pm) LR_RL=$(rate ppo)
 
@@ -97,7 +99,7 @@ fi
 # Stage 1: the HHH prompt goes into the weights (HH A.1): batches of 32, rate 0.05, linear to zero; 100 million tokens
 # at most, where the paper takes 350.
 $PY distill.py --init "$OUT/base" --prompt "$PROMPT" --tokens "$OUT/tokens" --dialogues "$TALKS" --no-cache \
-    --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps $((TEXTS / 32)) --micro 8 --lr "$LR_DISTILL" \
+    --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro 8 --lr "$LR_DISTILL" \
     --every "$SAVE" --out "$OUT/distill"
 
 # Stage 2: PM pretraining on votes, rate 0.1; then the comparisons, rate 0.01; one epoch each (HH A.2).
@@ -113,7 +115,7 @@ $PY preference.py --init "$INIT" --data "$TRAIN" --test "$OUT/data/test.jsonl" -
 # Stage 3: PPO (HH 4.1, B.1): rate 0.01, lambda_KL 0.001 on raw scores, clip 0.2, gamma 1, no entropy bonus, K = 1,
 # temperature 1, 128 tokens, 100,000 answers. Batch and warm-up are InstructGPT's (C.4).
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --prompts "$TRAIN" --new "$NEW" --temperature 1 \
-    --samples "$BATCH" --minibatch "$MINI" --epochs 1 --iterations $((SAMPLES / BATCH)) --micro "$MICRO" \
+    --samples "$BATCH" --minibatch "$MINI" --epochs 1 --iterations "$ITERATIONS" --micro "$MICRO" \
     --lr "$LR_RL" --critic-lr "$LR_RL" --warmup 10 --kl reward --lambda-kl 0.001 --clip 0.2 --gamma 1 \
     --calibrate 0 --unfinished 0 --every "$SAVE_RL" --out "$OUT/ppo"
 

@@ -22,8 +22,8 @@
 #
 # weights -> roles and turns -> the HHH prompt -> PM on votes -> PM on comparisons -> PPO -> report
 #
-# Learning rates are the paper's shares of pretraining's: python runs/rates.py. Memory and hours of each stage are
-# counted by python runs/sizes.py; NO GPU HAS RUN THIS YET, two processes on a CPU rehearse it in the tests. Stop and
+# Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
+# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, two processes on a CPU rehearse it in the tests. Stop and
 # start it as you like; a rank that dies is started again by torchrun and goes on from the last checkpoint.
 set -euo pipefail
 HERE=$PWD
@@ -66,19 +66,20 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[ -n "$MODEL" ] || fail "--model FOLDER is missing: GPT-2 (python data/download.py --gpt2 fetches it) or Pythia"
+[ -n "$MODEL" ] || fail "--model FOLDER is missing: Pythia, or GPT-2 (python data/download.py --gpt2)"
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
 for name in "$MODEL" "$HH" "$PROMPT" $FORUM $HHH $LAMBADA $ARC; do
     [ -e "$name" ] || fail "$name: no such file or folder"
 done
 [ "$NNODES" = 1 ] || [ -n "$ENDPOINT" ] || fail "NNODES=$NNODES needs ENDPOINT=host:port of the machine with NODE=0"
 
+PROMPT_STEPS=$((TEXTS / 32)) ITERATIONS=$((SAMPLES / BATCH))
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 STAGE=0
-ranks() {  # ranks STAGE.py FLAGS...: on all GPUs of all machines; a failed start is followed by up to ten others
+ranks() {  # a stage and its flags, on all GPUs of all machines; a failed start is followed by up to ten others
     STAGE=$((STAGE + 1))
     if [ "$NNODES" = 1 ]; then
         "$PY" -m torch.distributed.run --standalone --nproc_per_node="$GPUS" --max-restarts=10 "$@"
@@ -109,10 +110,11 @@ comparisons() {  # comparisons LOT: rows of HH-RLHF to comparisons; all lots spl
     once "$OUT/data-$1/test.jsonl" $PY data/hh.py "${folders[@]}" --out "$OUT/data-$1" --test 0.05
 }
 
+RATES=$($PY runs/rates.py "${RATE:-$MODEL}")
+rate() { sed -n "s/^$1 //p" <<<"$RATES"; }
+LR_ROLES=$(rate dialogues) LR_DISTILL=$(rate distill) LR_PMP=$(rate pmp) LR_PM=$(rate pm) LR_RL=$(rate ppo)
 for LOT in ${ROUNDS//,/ }; do comparisons "$LOT"; done
 FIRST=$OUT/data-${ROUNDS%%,*}/train.jsonl
-rate() { $PY runs/rates.py "${RATE:-$MODEL}" "$1"; }
-LR_ROLES=$(rate dialogues) LR_DISTILL=$(rate distill) LR_PMP=$(rate pmp) LR_PM=$(rate pm) LR_RL=$(rate ppo)
 
 # The weights, and in some dialogues the ids of roles and turns, which these weights never saw: 100 steps of 64 rows
 # of 1,024 tokens. Not of the paper, whose models read dialogues as plain text.
@@ -131,7 +133,7 @@ if [ -n "$TEXT" ]; then
     once "$OUT/tokens/tokens.json" $PY data/tokens.py "$TEXT" --tokenizer "$MODEL" --out "$OUT/tokens"
 fi
 ranks distill.py --init "$OUT/base" --prompt "$PROMPT" --dialogues "$TALKS" ${TEXT:+--tokens "$OUT/tokens"} \
-    --no-cache --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps $((TEXTS / 32)) --micro "$MICRO" \
+    --no-cache --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro "$MICRO" \
     --lr "$LR_DISTILL" --every "$SAVE" ${SHARD:+--shard} --out "$OUT/distill"
 
 # PM pretraining on votes (HH A.2): one epoch, rate 0.1.
@@ -160,7 +162,7 @@ for LOT in ${ROUNDS//,/ }; do
     # 128 tokens; online, rates halve after each 100,000 answers. Batch and warm-up are InstructGPT's (C.4).
     ranks ppo.py --policy "$OUT/distill" --pm "$OUT/pm-$LOT" --prompts "$DATA" \
         ${WRITTEN:+--generated "$WRITTEN" --mix 0.73} --new "$NEW" --temperature 1 --samples "$BATCH" \
-        --minibatch "$MINI" --epochs "$K" --iterations $((SAMPLES / BATCH)) --micro "$MICRO" --lr "$LR_RL" \
+        --minibatch "$MINI" --epochs "$K" --iterations "$ITERATIONS" --micro "$MICRO" --lr "$LR_RL" \
         --critic-lr "$LR_RL" --warmup 10 --halve 100000 --kl reward --lambda-kl 0.001 --clip 0.2 --gamma 1 \
         --calibrate 0 --unfinished 0 --every "$SAVE_RL" ${SHARD:+--shard} --out "$OUT/ppo-$LOT"
 

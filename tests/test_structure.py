@@ -250,7 +250,7 @@ def test_every_knob_is_read(name):
 
 # a command as a text shows it: at a line's start, in backquotes, after a prompt or a variable
 COMMAND = re.compile(r"(?:(?<![\w/.-])python3?|\.venv/bin/python|\$\{?PY(?:THON)?\}?|"
-                     r"torchrun(?: +--[\w-]+=\S+)+) +((?:[\w/]+/)?\w+\.py)\b([^\n`]*)")
+                     r"ranks|torchrun(?: +--[\w-]+(?:=\S+)?)+) +((?:[\w/]+/)?\w+\.py)\b([^\n`]*)")
 SHELL = re.compile(r"\bbash +(runs/\w+\.sh)([^\n`]*)")
 
 

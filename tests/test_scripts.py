@@ -1,0 +1,391 @@
+"""runs/1gpu.sh and runs/8gpu.sh: what they would run, and a rehearsal of all they do.
+
+A Python that only notes its arguments shows every command of a script; each is read by the stage's
+own flags, and what the paper says of a stage is compared with what it would get. The rehearsals
+(slow) do all of it in small, with the real tokenizers' forms and real dialogues: ranks are killed
+in each stage and the script is killed, too.
+
+Proved alive by: MUTATIONS
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from test_structure import parse
+from tiny import PATIENCE, ROOT, checkpoint
+
+from data.lines import lines_of
+from runs import rates
+
+NOTES = """for word in "$@"; do printf '%s\\t' "$word" >> "$NOTES"; done
+echo >> "$NOTES"
+case "$1" in runs/rates.py) exec "$REAL" "$@" ;; esac
+"""
+
+
+# ---------------------------------------------------------------- learning rates
+
+def test_rates_of_published_sizes():
+    """By hand: pretraining's, times 0.05, 0.1, 0.01, 0.01."""
+    assert [rates.rate("gpt2", s) for s in ("pretrain", "distill", "pmp", "pm", "ppo")] == [
+        6e-4, 3e-5, 6e-5, 6e-6, 6e-6]
+    assert [rates.rate("pythia-6.9b", s) for s in ("distill", "pmp", "pm", "ppo", "dialogues")] == [
+        6e-6, 1.2e-5, 1.2e-6, 1.2e-6, 1.2e-5]
+    assert rates.rate("2.5e-4", "ppo") == 2.5e-6
+    known = {n for n in rates.SIZES if n.startswith(("gpt2", "pythia"))}
+    assert set(rates.RATES) == known
+    for family in ("gpt2", "pythia"):                       # larger models, never larger rates
+        found = [r for name, r in rates.RATES.items() if name.startswith(family)]
+        assert all(a >= b for a, b in pairwise(found))
+    assert rates.RATES["pythia-70m"] == 1e-3 and rates.RATES["pythia-12b"] == 1.2e-4
+    assert [*rates.RATES.values()][:4] == [6e-4, 3e-4, 2.5e-4, 2e-4]
+
+
+def test_rates_of_a_folder(tmp_path):
+    def folder(**content):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        return str(tmp_path)
+
+    gpt2 = dict(model_type="gpt2", n_layer=24, n_head=16, n_embd=1024)
+    neox = dict(model_type="gpt_neox", num_hidden_layers=12, num_attention_heads=12,
+                hidden_size=768)
+    assert rates.pretraining(folder(**gpt2)) == 3e-4
+    assert rates.size_of(folder(**neox)) == "pythia-160m"      # GPT-2's shape has it too
+    for content, words in (({**gpt2, "n_layer": 3}, "no published size"), ({}, "no config.json of"),
+                           ({**gpt2, "model_type": "llama"}, "no config.json of")):
+        with pytest.raises(ValueError, match=words):
+            rates.pretraining(folder(**content))
+    for name in ("nano", "0", "7", "nan"):
+        with pytest.raises(ValueError, match=name):
+            rates.pretraining(name)
+
+
+def test_rates_as_a_program(capsys, monkeypatch):
+    for argv, told in (["gpt2", "ppo"], "6e-06\n"), (["4e-4", "distill"], "2e-05\n"):
+        monkeypatch.setattr(sys, "argv", ["rates.py", *argv])
+        rates.main()
+        assert capsys.readouterr().out == told
+    monkeypatch.setattr(sys, "argv", ["rates.py", "gpt2"])
+    rates.main()
+    assert dict(x.split() for x in capsys.readouterr().out.splitlines()) == {
+        stage: f"{rates.rate('gpt2', stage):g}" for stage in rates.SHARES}
+    assert len(rates.table()) == 2 + len(rates.RATES) and rates.table()[2].startswith("| gpt2 | 0.")
+
+
+# ---------------------------------------------------------------- what the scripts would run
+
+def environment_of(folder, python):
+    """A folder that runs/setup.sh takes for a finished environment, whose python is this script."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text(f"#!/usr/bin/env bash\n{python}\n")
+    (folder / "bin" / "python").chmod(0o755)
+    with open(ROOT / "requirements.txt", "rb") as file:
+        stamp = subprocess.run(["cksum"], stdin=file, capture_output=True, text=True).stdout
+    (folder / "stamp-requirements.txt").write_text(stamp)
+    return str(folder)
+
+
+@pytest.fixture
+def told(tmp_path):
+    """told(script, flags...) -> the commands, [(script, its words, torchrun's)]."""
+    venv, notes = environment_of(tmp_path / "venv", NOTES), tmp_path / "notes"
+    for name in ("hh", "model", "gpt2"):
+        (tmp_path / name).mkdir()
+    for name in ("forum", "hhh", "lambada", "arc"):
+        (tmp_path / name).touch()
+
+    def call(script, *words, code=0, **env):
+        notes.write_text("")
+        done = subprocess.run(
+            ["bash", f"runs/{script}.sh", *words, "--out", str(tmp_path / "out")], cwd=ROOT,
+            text=True, capture_output=True, timeout=60 * PATIENCE,
+            env=dict(os.environ, VENV=venv, NOTES=str(notes), REAL=sys.executable, **env))
+        assert done.returncode == code, done.stderr
+        if code:
+            return done.stderr
+        lines = [line.split("\t")[:-1] for line in notes.read_text().splitlines()]
+        return [split(line) for line in lines]
+
+    call.folder = tmp_path
+    return call
+
+
+def split(words):
+    """A command's script, its words, and torchrun's."""
+    n = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    return words[n], words[n + 1:], words[:n]
+
+
+def configs(commands, monkeypatch):
+    """[(stage, its Config)] of the commands that have one; the others' flags are read, too."""
+    found = [(script.removesuffix(".py"), parse(script, words, monkeypatch))
+             for script, words, _ in commands]
+    return [(stage, cfg) for stage, cfg in found if cfg]
+
+
+def flags(told, *names):
+    """--name PATH of each name."""
+    return [x for name in names for x in (f"--{name}", str(told.folder / name))]
+
+
+def stages(commands):
+    return [script.removesuffix(".py").removeprefix("data/") for script, *_ in commands]
+
+
+def the_papers(stage, cfg, rate, texts=350e6):
+    """What the papers say of a stage, and that a step's rows divide as they must."""
+    out = Path(cfg.out).name
+    if stage == "distill":                                      # HH A.1
+        assert (cfg.batch, cfg.lr) == (32, pytest.approx(0.05 * rate)) and not cfg.cache
+        assert cfg.steps * cfg.batch == cfg.texts
+        assert cfg.texts * cfg.length == pytest.approx(texts, rel=1e-3)
+    elif stage == "preference":                                 # HH A.2, InstructGPT C.2
+        share = 0.1 if out == "pmp" else 0.01
+        assert (cfg.lr, cfg.epochs) == (pytest.approx(share * rate), 1)
+        assert (cfg.batch, cfg.pairs, bool(cfg.test)) == (64, 0, True)
+    elif stage == "ppo":                                        # HH 4.1, B.1, InstructGPT C.4
+        assert cfg.lr == cfg.critic_lr == pytest.approx(0.01 * rate)
+        assert (cfg.kl, cfg.lambda_kl, cfg.clip, cfg.gamma) == ("reward", 0.001, 0.2, 1)
+        assert (cfg.new, cfg.temperature, cfg.ptx, cfg.decay) == (128, 1, 0, "constant")
+        assert (cfg.calibrate, cfg.unfinished, cfg.cap) == (0, 0, 0)      # the PM's own score
+        assert (cfg.samples, cfg.minibatch, cfg.iterations) == (512, 64, 200)
+
+
+def test_1gpu_from_text(told, monkeypatch):
+    commands = told("1gpu", "--text", "a.txt", *flags(told, "hh", "forum", "hhh", "lambada", "arc"))
+    assert stages(commands) == ["runs/rates", "hh", "forum", "tokens", "pretrain", "distill",
+                                "preference", "preference", "ppo", "analyze", "benchmark", "doctor"]
+    cfgs = configs(commands, monkeypatch)
+    for stage, cfg in cfgs:
+        the_papers(stage, cfg, 6e-4, 1e8)
+    base = dict(cfgs)["pretrain"]
+    assert (base.size, base.lr, base.context, base.micro) == ("gpt2", 6e-4, 1024, 16)
+    assert base.batch * base.context == 524288
+    assert base.steps * 524288 == pytest.approx(5e9, rel=1e-3)
+    assert [Path(c.init).name for s, c in cfgs if s == "preference"] == ["base", "pmp"]
+    assert not any(before for *_, before in commands)           # no torchrun for one GPU
+
+
+def test_1gpu_from_weights(told, monkeypatch):
+    shape = dict(model_type="gpt2", n_layer=36, n_head=20, n_embd=1280)
+    (told.folder / "gpt2" / "config.json").write_text(json.dumps(shape))
+    commands = told("1gpu", *flags(told, "gpt2", "hh"))
+    assert stages(commands) == ["runs/rates", "hh", "tokens", "sample", "tokens", "pretrain",
+                                "distill", "preference", "ppo", "analyze", "doctor"]
+    cfgs = configs(commands, monkeypatch)
+    for stage, cfg in cfgs:
+        the_papers(stage, cfg, 2.5e-4, 1e8)
+    base = dict(cfgs)["pretrain"]
+    assert (base.lr, base.steps, base.batch) == (pytest.approx(2.5e-5), 100, 64)
+    assert Path(base.init).name == "import" and Path(base.tokens).name == "dialogues"
+
+
+def test_8gpu(told, monkeypatch):
+    commands = told("8gpu", *flags(told, "model", "hh", "forum"), "--text", "a.txt",
+                    "--rate", "2e-4", "--shard", "yes")
+    assert stages(commands) == ["runs/rates", "hh", "sample", "tokens", "pretrain", "forum",
+                                "tokens", "distill", "preference", "prompts", "preference", "ppo",
+                                "analyze", "doctor"]
+    for stage, cfg in configs(commands, monkeypatch):
+        the_papers(stage, cfg, 2e-4)
+        assert getattr(cfg, "shard", True)
+    ppo = dict(configs(commands, monkeypatch))["ppo"]
+    assert (ppo.epochs, ppo.mix, bool(ppo.generated)) == (1, 0.73, True)
+    launched = {script: before for script, _, before in commands if before}
+    assert set(launched) == {f"{s}.py" for s in ("pretrain", "distill", "preference", "prompts",
+                                                 "ppo")}
+    assert all(before == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=8",
+                          "--max-restarts=10"] for before in launched.values())
+
+
+def test_8gpu_in_rounds(told, monkeypatch):
+    """A lot more each round; each PM from the same start, each policy from the distilled one."""
+    for name in ("helpful-base", "harmless-base", "helpful-rejection-sampled", "helpful-online"):
+        (told.folder / "hh" / name).mkdir()
+    commands = told("8gpu", *flags(told, "model", "hh"), "--rate", "2e-4", "--k", "4",
+                    "--rounds", "base,rs,online", "--generated", "0")
+    assert stages(commands) == ["runs/rates", "hh", "hh", "hh", "sample", "tokens", "pretrain",
+                                "distill", *["preference", "ppo", "analyze", "doctor"] * 3]
+    assert [len([w for w in words if "helpful" in w or "harmless" in w])
+            for script, words, _ in commands if script == "data/hh.py"] == [2, 1, 1]
+    lots = ["base", "rs", "online"]
+    for i, (stage, cfg) in enumerate(x for x in configs(commands, monkeypatch)
+                                     if x[0] in ("preference", "ppo")):
+        the_papers(stage, cfg, 2e-4)
+        names = cfg.data if stage == "preference" else cfg.prompts
+        learned = [f"{told.folder}/out/data-{lot}/train.jsonl" for lot in lots[:i // 2 + 1]]
+        assert names.split(",") == learned
+        assert Path(cfg.out).name == f"{'pm' if stage == 'preference' else 'ppo'}-{lots[i // 2]}"
+        if stage == "ppo":
+            assert (cfg.epochs, cfg.halve, cfg.generated) == (4, 100000, "")
+            assert Path(cfg.policy).name == "distill"
+        else:
+            assert Path(cfg.init).name == "base"
+
+
+def test_8gpu_on_two_machines(told):
+    """The second runs the stages that all ranks run, once the first has made what they read."""
+    out, env = told.folder / "out", dict(NNODES="2", ENDPOINT="host:29500")
+    words = [*flags(told, "model", "hh"), "--rate", "2e-4", "--gpus", "4"]
+    first = told("8gpu", *words, **env)
+    alone = [x for x in first if not x[2]]
+    for name in ("data-all/test.jsonl", "import/ckpt.pt", "dialogues/tokens.json",
+                 "report-all/analysis.png"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).touch()
+    second = told("8gpu", *words, NODE="1", **env)
+    assert stages(alone) == ["runs/rates", "hh", "sample", "tokens", "analyze", "doctor"]
+    assert [x for x in second if x[2]] == [x for x in first if x[2]]
+    assert stages(x for x in second if not x[2]) == ["runs/rates"]
+    again = told("8gpu", *words, **env)                    # what is there is not made again
+    assert stages(x for x in again if not x[2]) == ["runs/rates", "doctor"]
+    for number, (*_, before) in enumerate((x for x in second if x[2]), 1):
+        assert before == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=4",
+                          "--rdzv_backend=c10d", "--rdzv_endpoint=host:29500",
+                          f"--rdzv_id={number}", "--max-restarts=10"]
+
+
+@pytest.mark.parametrize("script, words, line", [
+    ("1gpu", ["--text", "x"], "--hh FOLDER is missing"),
+    ("1gpu", ["--hh", "x"], "--text NAMES is missing"),
+    ("1gpu", ["--bogus", "1"], "unknown flag --bogus"),
+    ("8gpu", ["--hh", "x"], "--model FOLDER is missing"),
+    ("8gpu", ["--model", "x"], "--hh FOLDER is missing"),
+    ("8gpu", ["--model", "/x", "--hh", "/y"], "/x: no such file or folder"),
+    ("8gpu", ["--bogus", "1"], "unknown flag --bogus"),
+    ("8gpu", ["--model", "/", "--hh", "/", "--rounds", "week"], "--rounds week: all, base, rs")])
+def test_what_the_scripts_refuse(told, script, words, line):
+    assert f"error: {line}" in told(script, *words, code=2)
+
+
+def test_machines_without_an_endpoint(told):
+    told_ = told("8gpu", *flags(told, "model", "hh"), code=2, NNODES="2")
+    assert "error: NNODES=2 needs ENDPOINT=host:port" in told_
+
+
+# ---------------------------------------------------------------- rehearsals
+
+KILLER = '''"""Kills rank 1 once in each stage, when it has a checkpoint to go on from."""
+import os, pathlib, signal, sys, threading, time
+
+def watch():
+    while not getattr(sys, "argv", None):
+        time.sleep(0.01)
+    if "--out" not in sys.argv or os.environ.get("RANK") != "1":
+        return
+    out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+    mark = pathlib.Path(os.environ["KILLED"]) / out.name
+    while not mark.exists():
+        if (out / "ckpt.pt").exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.005)
+
+threading.Thread(target=watch, daemon=True).start()
+'''
+
+
+@pytest.fixture
+def rows(data_dir, tmp_path):
+    """The first rows of HH-RLHF's real files, and some of a forum's."""
+    for name in ("helpful-base", "harmless-base"):
+        source = next((data_dir / "hh-rlhf" / name).glob("test.jsonl*"))
+        (tmp_path / "hh" / name).mkdir(parents=True)
+        lines = [line for line, _ in zip(lines_of(source), range(150))]
+        (tmp_path / "hh" / name / "train.jsonl").write_bytes(b"".join(lines))
+    lines = (data_dir / "stackexchange" / "qa.jsonl").read_text().splitlines(True)
+    (tmp_path / "forum.jsonl").write_text("".join(lines[:150]))
+    return tmp_path
+
+
+def environment(folder, **more):
+    """With a VENV whose python is this one."""
+    made = environment_of(folder / "venv", f'exec "{sys.executable}" "$@"')
+    return dict(os.environ, VENV=made, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", **more)
+
+
+def whole(folder, *steps):
+    """The stage is finished; its metrics tell each step once, in order."""
+    content = checkpoint(folder)
+    assert content["finished"] and content["step"] == steps[0], folder
+    lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    done = [x["step"] for x in lines if "grad_norm" in x]
+    assert done == list(range(steps[0])), (folder, done)
+
+
+@pytest.mark.slow
+def test_8gpu_rehearsed_from_pythia_with_kills(transformers, rows):
+    """Two processes on a CPU; rank 1 dies once in each stage, torchrun starts both again."""
+    from test_neox_tokenizer import MISSING
+    library = pytest.importorskip("tokenizers")
+    from data import neox
+    made = library.Tokenizer(library.models.BPE())
+    made.normalizer = library.normalizers.NFC()
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel(add_prefix_space=False)
+    letters = [name for b, name in neox.byte_names().items() if b not in MISSING]
+    text = (rows / "hh" / "helpful-base" / "train.jsonl").read_text()
+    made.train_from_iterator([text], library.trainers.BpeTrainer(
+        vocab_size=700, special_tokens=list(neox.ENDS), initial_alphabet=letters,
+        show_progress=False))
+    made.add_tokens([library.AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
+        vocab_size=made.get_vocab_size(), hidden_size=24, num_hidden_layers=2,
+        num_attention_heads=3, intermediate_size=96, rotary_pct=0.25, max_position_embeddings=1024,
+        bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(rows / "model")
+    made.save(str(rows / "model" / "tokenizer.json"))
+    (rows / "site").mkdir()
+    (rows / "site" / "sitecustomize.py").write_text(KILLER)
+    (rows / "killed").mkdir()
+    out = rows / "out"
+    done = subprocess.run(
+        ["bash", "runs/8gpu.sh", "--rehearse", "--gpus", "2", "--model", str(rows / "model"),
+         "--hh", str(rows / "hh"), "--rate", "1e-3", "--out", str(out)], cwd=ROOT, text=True,
+        capture_output=True, timeout=600 * PATIENCE,
+        env=environment(rows, PYTHONPATH=str(rows / "site"), KILLED=str(rows / "killed")))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {p.name for p in (rows / "killed").iterdir()} == {"base", "distill", "pm-all", "ppo-all"}
+    for stage, steps in (("base", 4), ("distill", 4), ("pm-all", 4), ("ppo-all", 3)):
+        whole(out / stage, steps)
+    assert "helpful" in (out / "report-all" / "analysis.md").read_text()
+    gpt = checkpoint(out / "ppo-all")["gpt"]
+    assert gpt["rotary"] == 0.25 and not gpt["tied"]
+
+
+@pytest.mark.slow
+def test_1gpu_rehearsed_from_gpt2_killed_as_a_whole(transformers, data_dir, rows):
+    """Votes and feedback; the script and all of it dies in distillation, and goes on."""
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=512)
+    transformers.GPT2LMHeadModel(config).save_pretrained(rows / "gpt2")
+    for name in ("encoder.json", "vocab.bpe"):
+        shutil.copy(data_dir / "gpt2-bpe" / name, rows / "gpt2" / name)
+    out = rows / "out"
+    command = ["bash", "runs/1gpu.sh", "--rehearse", "--gpt2", str(rows / "gpt2"), "--hh",
+               str(rows / "hh"), "--forum", str(rows / "forum.jsonl"), "--rate", "1e-3", "--out",
+               str(out)]
+    env = environment(rows)
+    job = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 300 * PATIENCE
+    while not (out / "distill" / "ckpt.pt").exists():
+        assert job.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True,
+                          timeout=600 * PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "base is finished, skipped" in done.stdout
+    for stage, steps in (("base", 4), ("distill", 4), ("pm", 4), ("ppo", 3)):
+        whole(out / stage, steps)
+    assert checkpoint(out / "pmp")["finished"]
+    assert "helpful" in (out / "report" / "analysis.md").read_text()
