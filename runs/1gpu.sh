@@ -27,13 +27,13 @@ cd "$(dirname "$0")/.."
 TEXT="" HH="" GPT2="" BPE=gpt2 FORUM="" HHH="" LAMBADA="" ARC="" PROMPT=data/hhh.txt SIZE=gpt2 RATE=""
 STEPS=9536 MICRO=16 OUT=out/1gpu
 # What a rehearsal makes small: rows and their tokens, steps, steps between checkpoints.
-CONTEXT=1024 ROWS=512 WARMUP=700 ROLES=100 LENGTH=512 TEXTS=195328 NEW=128 BATCH=512 MINI=64 SAMPLES=102400 PAIRS=0
+CONTEXT=1024 ROWS=512 WARMUP=700 ROLES=100 ROLE_ROWS=64 LENGTH=512 TEXTS=195328 NEW=128 BATCH=512 MINI=64 SAMPLES=102400 PAIRS=0
 SAVE=250 SAVE_RL=10
 fail() { echo "error: $*" >&2; exit 2; }
 from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
 while [ $# -gt 0 ]; do
     if [ "$1" = --rehearse ]; then
-        CONTEXT=320 ROWS=8 WARMUP=2 ROLES=4 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24 PAIRS=256 SAVE=2
+        CONTEXT=320 ROWS=8 WARMUP=2 ROLES=4 ROLE_ROWS=8 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24 PAIRS=256 SAVE=2
         SAVE_RL=1 STEPS=4 MICRO=4
         shift
         continue
@@ -89,7 +89,7 @@ $PY data/tokens.py ${TEXT:+"$TEXT"} "$TRAIN" --tokenizer "$BPE" --out "$OUT/toke
 if [ -n "$GPT2" ]; then
     $PY sample.py --import-hf "$GPT2" --tokenizer "$GPT2" --out "$OUT/import"
     $PY data/tokens.py "$TRAIN" --tokenizer "$GPT2" --out "$OUT/dialogues"
-    $PY pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch 64 --micro "$MICRO" \
+    $PY pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROLE_ROWS" --micro "$MICRO" \
         --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" --out "$OUT/base"
 else
     $PY pretrain.py --tokens "$OUT/tokens" --size "$SIZE" --context "$CONTEXT" --batch "$ROWS" --micro "$MICRO" \

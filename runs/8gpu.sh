@@ -71,6 +71,9 @@ done
 for name in "$MODEL" "$HH" "$PROMPT" $FORUM $HHH $LAMBADA $ARC; do
     [ -e "$name" ] || fail "$name: no such file or folder"
 done
+for LOT in ${ROUNDS//,/ }; do
+    case "$LOT" in all | base | rs | online) ;; *) fail "--rounds $ROUNDS: all, or of base, rs, online" ;; esac
+done
 [ "$NNODES" = 1 ] || [ -n "$ENDPOINT" ] || fail "NNODES=$NNODES needs ENDPOINT=host:port of the machine with NODE=0"
 
 PROMPT_STEPS=$((TEXTS / 32)) ITERATIONS=$((SAMPLES / BATCH))
@@ -105,7 +108,6 @@ comparisons() {  # comparisons LOT: rows of HH-RLHF to comparisons; all lots spl
         base) folders=("$HH/helpful-base" "$HH/harmless-base") ;;
         rs) folders=("$HH/helpful-rejection-sampled") ;;
         online) folders=("$HH/helpful-online") ;;
-        *) fail "--rounds $ROUNDS: all, base, rs, online" ;;
     esac
     once "$OUT/data-$1/test.jsonl" $PY data/hh.py "${folders[@]}" --out "$OUT/data-$1" --test 0.05
 }

@@ -19,9 +19,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from test_neox_tokenizer import MISSING
 from test_structure import parse
 from tiny import PATIENCE, ROOT, checkpoint
 
+from data import neox
 from data.lines import lines_of
 from runs import rates
 
@@ -261,7 +263,7 @@ def test_8gpu_on_two_machines(told):
     ("8gpu", ["--model", "x"], "--hh FOLDER is missing"),
     ("8gpu", ["--model", "/x", "--hh", "/y"], "/x: no such file or folder"),
     ("8gpu", ["--bogus", "1"], "unknown flag --bogus"),
-    ("8gpu", ["--model", "/", "--hh", "/", "--rounds", "week"], "--rounds week: all, base, rs")])
+    ("8gpu", ["--model", "/", "--hh", "/", "--rounds", "week"], "--rounds week: all, or of base")])
 def test_what_the_scripts_refuse(told, script, words, line):
     assert f"error: {line}" in told(script, *words, code=2)
 
@@ -299,93 +301,114 @@ def rows(data_dir, tmp_path):
     for name in ("helpful-base", "harmless-base"):
         source = next((data_dir / "hh-rlhf" / name).glob("test.jsonl*"))
         (tmp_path / "hh" / name).mkdir(parents=True)
-        lines = [line for line, _ in zip(lines_of(source), range(150))]
+        lines = [line for line, _ in zip(lines_of(source), range(250))]
         (tmp_path / "hh" / name / "train.jsonl").write_bytes(b"".join(lines))
     lines = (data_dir / "stackexchange" / "qa.jsonl").read_text().splitlines(True)
-    (tmp_path / "forum.jsonl").write_text("".join(lines[:150]))
+    (tmp_path / "forum.jsonl").write_text("".join(lines[:400]))
     return tmp_path
 
 
-def environment(folder, **more):
-    """With a VENV whose python is this one."""
-    made = environment_of(folder / "venv", f'exec "{sys.executable}" "$@"')
-    return dict(os.environ, VENV=made, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", **more)
-
-
-def whole(folder, *steps):
+def whole(folder, steps):
     """The stage is finished; its metrics tell each step once, in order."""
     content = checkpoint(folder)
-    assert content["finished"] and content["step"] == steps[0], folder
+    assert content["finished"] and content["step"] == steps, folder
     lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
     done = [x["step"] for x in lines if "grad_norm" in x]
-    assert done == list(range(steps[0])), (folder, done)
+    assert done == [*range(steps)], (folder, done)
 
 
-@pytest.mark.slow
-def test_8gpu_rehearsed_from_pythia_with_kills(transformers, rows):
-    """Two processes on a CPU; rank 1 dies once in each stage, torchrun starts both again."""
-    from test_neox_tokenizer import MISSING
+def pythia(transformers, folder, text):
+    """A tiny GPT-NeoX with random weights, and a tokenizer in Pythia's form, made of the text."""
     library = pytest.importorskip("tokenizers")
-    from data import neox
     made = library.Tokenizer(library.models.BPE())
     made.normalizer = library.normalizers.NFC()
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel(add_prefix_space=False)
     letters = [name for b, name in neox.byte_names().items() if b not in MISSING]
-    text = (rows / "hh" / "helpful-base" / "train.jsonl").read_text()
     made.train_from_iterator([text], library.trainers.BpeTrainer(
         vocab_size=700, special_tokens=list(neox.ENDS), initial_alphabet=letters,
         show_progress=False))
     made.add_tokens([library.AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
-    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
+    transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
         vocab_size=made.get_vocab_size(), hidden_size=24, num_hidden_layers=2,
-        num_attention_heads=3, intermediate_size=96, rotary_pct=0.25, max_position_embeddings=1024,
-        bos_token_id=0, eos_token_id=0))
-    model.save_pretrained(rows / "model")
-    made.save(str(rows / "model" / "tokenizer.json"))
-    (rows / "site").mkdir()
-    (rows / "site" / "sitecustomize.py").write_text(KILLER)
-    (rows / "killed").mkdir()
-    out = rows / "out"
-    done = subprocess.run(
-        ["bash", "runs/8gpu.sh", "--rehearse", "--gpus", "2", "--model", str(rows / "model"),
-         "--hh", str(rows / "hh"), "--rate", "1e-3", "--out", str(out)], cwd=ROOT, text=True,
-        capture_output=True, timeout=600 * PATIENCE,
-        env=environment(rows, PYTHONPATH=str(rows / "site"), KILLED=str(rows / "killed")))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert {p.name for p in (rows / "killed").iterdir()} == {"base", "distill", "pm-all", "ppo-all"}
-    for stage, steps in (("base", 4), ("distill", 4), ("pm-all", 4), ("ppo-all", 3)):
-        whole(out / stage, steps)
-    assert "helpful" in (out / "report-all" / "analysis.md").read_text()
-    gpt = checkpoint(out / "ppo-all")["gpt"]
-    assert gpt["rotary"] == 0.25 and not gpt["tied"]
+        num_attention_heads=3, intermediate_size=96, rotary_pct=0.25, max_position_embeddings=512,
+        bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    made.save(str(folder / "tokenizer.json"))
+
+
+def gpt2(transformers, folder, bpe):
+    """A tiny GPT-2 with random weights and its real tokenizer."""
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=512)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    for name in ("encoder.json", "vocab.bpe"):
+        shutil.copy(bpe / name, folder / name)
+
+
+class Script:
+    """A script of runs/ that runs, its output in a file."""
+
+    def __init__(self, folder, name, *words, **env):
+        self.out, self.log = folder / name, folder / f"{name}.log"
+        env = dict(os.environ, VENV=str(folder / "venv"), CUDA_VISIBLE_DEVICES="",
+                   OMP_NUM_THREADS="1", **env)
+        with open(self.log, "a") as log:
+            self.job = subprocess.Popen(
+                ["bash", f"runs/{name}.sh", "--rehearse", *map(str, words), "--out", self.out],
+                cwd=ROOT, env=env, start_new_session=True, stdout=log, stderr=log)
+
+    def wait(self):
+        assert self.job.wait(600 * PATIENCE) == 0, self.log.read_text()[-3000:]
+        return self.log.read_text()
+
+    def kill(self):
+        os.killpg(self.job.pid, signal.SIGKILL)
+        self.job.wait()
+
+
+@pytest.fixture
+def script(rows):
+    """script(name, flags...) -> a Script; what still runs at the end is killed."""
+    begun = []
+
+    def start(*args, **env):
+        begun.append(Script(rows, *args, **env))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        if one.job.poll() is None:
+            one.kill()
 
 
 @pytest.mark.slow
-def test_1gpu_rehearsed_from_gpt2_killed_as_a_whole(transformers, data_dir, rows):
-    """Votes and feedback; the script and all of it dies in distillation, and goes on."""
-    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=512)
-    transformers.GPT2LMHeadModel(config).save_pretrained(rows / "gpt2")
-    for name in ("encoder.json", "vocab.bpe"):
-        shutil.copy(data_dir / "gpt2-bpe" / name, rows / "gpt2" / name)
-    out = rows / "out"
-    command = ["bash", "runs/1gpu.sh", "--rehearse", "--gpt2", str(rows / "gpt2"), "--hh",
-               str(rows / "hh"), "--forum", str(rows / "forum.jsonl"), "--rate", "1e-3", "--out",
-               str(out)]
-    env = environment(rows)
-    job = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 300 * PATIENCE
-    while not (out / "distill" / "ckpt.pt").exists():
-        assert job.poll() is None and time.monotonic() < end
+def test_rehearsals(transformers, data_dir, rows, script):
+    """Side by side: 8gpu.sh from Pythia's form on two processes, of which rank 1 dies once in each
+    stage and torchrun starts both again; 1gpu.sh from GPT-2's with votes, killed as a whole in
+    distillation.
+    """
+    environment_of(rows / "venv", f'exec "{sys.executable}" "$@"')
+    pythia(transformers, rows / "pythia", (rows / "hh/helpful-base/train.jsonl").read_text())
+    gpt2(transformers, rows / "gpt2", data_dir / "gpt2-bpe")
+    for name in ("site", "killed"):
+        (rows / name).mkdir()
+    (rows / "site" / "sitecustomize.py").write_text(KILLER)
+    many = script("8gpu", "--gpus", 2, "--model", rows / "pythia", "--hh", rows / "hh",
+                  "--rate", 1e-3, PYTHONPATH=str(rows / "site"), KILLED=str(rows / "killed"))
+    words = ("--gpt2", rows / "gpt2", "--hh", rows / "hh", "--forum", rows / "forum.jsonl",
+             "--rate", 1e-3)
+    one, end = script("1gpu", *words), time.monotonic() + 300 * PATIENCE
+    while not (one.out / "distill" / "ckpt.pt").exists():
+        assert one.job.poll() is None and time.monotonic() < end, one.log.read_text()[-3000:]
         time.sleep(0.01)
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True,
-                          timeout=600 * PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "base is finished, skipped" in done.stdout
-    for stage, steps in (("base", 4), ("distill", 4), ("pm", 4), ("ppo", 3)):
-        whole(out / stage, steps)
-    assert checkpoint(out / "pmp")["finished"]
-    assert "helpful" in (out / "report" / "analysis.md").read_text()
+    one.kill()
+    one = script("1gpu", *words)
+    assert "base is finished, skipped" in one.wait()
+    many.wait()
+    assert {p.name for p in (rows / "killed").iterdir()} == {"base", "distill", "pm-all", "ppo-all"}
+    for out, suffix in ((one.out, ""), (many.out, "-all")):
+        for stage, steps in ("base", 4), ("distill", 4), (f"pm{suffix}", 4), (f"ppo{suffix}", 3):
+            whole(out / stage, steps)
+        assert "helpful" in (out / f"report{suffix}" / "analysis.md").read_text()
+    assert checkpoint(one.out / "pmp")["finished"]
+    turned = checkpoint(many.out / "ppo-all")["gpt"]
+    assert turned["rotary"] == 0.25 and not turned["tied"]
