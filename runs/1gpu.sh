@@ -17,9 +17,9 @@
 # text -> tokens -> base model -> the HHH prompt -> PM on votes -> PM on comparisons -> PPO -> report
 #
 # Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
-# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, the tests rehearse it on a CPU. Counted for one H100 at
-# 35% of its rate: pretraining 3.5 hours, distillation half an hour, all else less than an hour.
-# Stop and start it as you like.
+# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, the tests rehearse it on a CPU. Beside each stage stands
+# what is counted, not measured, for an H100 at 35% of its rate; an A100 has a third of it. The most memory is that of
+# PPO's 512 answers at once, 30 GB. Stop and start it as you like.
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."
@@ -27,14 +27,14 @@ cd "$(dirname "$0")/.."
 TEXT="" HH="" GPT2="" BPE=gpt2 FORUM="" HHH="" LAMBADA="" ARC="" PROMPT=data/hhh.txt SIZE=gpt2 RATE=""
 STEPS=9536 MICRO=16 OUT=out/1gpu
 # What a rehearsal makes small: rows and their tokens, steps, steps between checkpoints.
-CONTEXT=1024 ROWS=512 WARMUP=700 ROLES=100 ROLE_ROWS=64 LENGTH=512 TEXTS=195328 NEW=128 BATCH=512 MINI=64 SAMPLES=102400 PAIRS=0
-SAVE=250 SAVE_RL=10
+CONTEXT=1024 ROWS=512 WARMUP=700 ROLES=100 ROLE_ROWS=64 LENGTH=512 TEXTS=683616 NEW=128 BATCH=512 MINI=64
+SAMPLES=102400 PAIRS=0 SAVE=250 SAVE_RL=10
 fail() { echo "error: $*" >&2; exit 2; }
 from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
 while [ $# -gt 0 ]; do
     if [ "$1" = --rehearse ]; then
-        CONTEXT=320 ROWS=8 WARMUP=2 ROLES=4 ROLE_ROWS=8 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24 PAIRS=256 SAVE=2
-        SAVE_RL=1 STEPS=4 MICRO=4
+        CONTEXT=320 ROWS=8 WARMUP=2 ROLES=4 ROLE_ROWS=8 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24
+        PAIRS=256 SAVE=2 SAVE_RL=1 STEPS=4 MICRO=4
         shift
         continue
     fi
@@ -74,7 +74,7 @@ rate() { sed -n "s/^$1 //p" <<<"$RATES"; }
 LR=$(rate pretrain) LR_ROLES=$(rate dialogues) LR_DISTILL=$(rate distill) LR_PMP=$(rate pmp)
 LR_PM=$(rate pm) LR_RL=$(rate ppo)
 
-# Rows to comparisons. 2 minutes for all 170,000.
+# Rows to comparisons: minutes for all 170,000.
 [ -e "$OUT/data/test.jsonl" ] || $PY data/hh.py "$HH" --out "$OUT/data" --test 0.05
 TRAIN=$OUT/data/train.jsonl TALKS=$OUT/data/train.jsonl
 if [ -n "$FORUM" ]; then
@@ -82,27 +82,29 @@ if [ -n "$FORUM" ]; then
     [ -e "$TALKS" ] || $PY data/forum.py "$FORUM" --out "$TALKS"
 fi
 
-# The text and the training dialogues as one file of ids: 5 billion in 45 minutes of one core.
+# The text and the training dialogues as one file of ids: 5 billion in 45 minutes of one core, 10 GB on the disk.
 $PY data/tokens.py ${TEXT:+"$TEXT"} "$TRAIN" --tokenizer "$BPE" --out "$OUT/tokens"
 
-# Stage 0: a base model; or GPT-2's, which learns the ids of roles and turns in 100 steps of 64 rows of dialogues.
+# Stage 0: a base model, 3.5 hours, 18 GB; or GPT-2's, which learns the ids of roles and turns, of which it knows
+# nothing, in 100 steps of 64 rows of dialogues, 2 minutes.
 if [ -n "$GPT2" ]; then
     $PY sample.py --import-hf "$GPT2" --tokenizer "$GPT2" --out "$OUT/import"
     $PY data/tokens.py "$TRAIN" --tokenizer "$GPT2" --out "$OUT/dialogues"
-    $PY pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROLE_ROWS" --micro "$MICRO" \
-        --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" --out "$OUT/base"
+    $PY pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROLE_ROWS" \
+        --micro "$MICRO" --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" --out "$OUT/base"
 else
     $PY pretrain.py --tokens "$OUT/tokens" --size "$SIZE" --context "$CONTEXT" --batch "$ROWS" --micro "$MICRO" \
         --steps "$STEPS" --warmup "$WARMUP" --lr "$LR" --every "$SAVE" --out "$OUT/base"
 fi
 
-# Stage 1: the HHH prompt goes into the weights (HH A.1): batches of 32, rate 0.05, linear to zero; 100 million tokens
-# at most, where the paper takes 350.
+# Stage 1: the HHH prompt goes into the weights (HH A.1): batches of 32, at most 350 million tokens, rate 0.05, linear
+# to zero. 20 minutes, 9 GB.
 $PY distill.py --init "$OUT/base" --prompt "$PROMPT" --tokens "$OUT/tokens" --dialogues "$TALKS" --no-cache \
     --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro 8 --lr "$LR_DISTILL" \
     --every "$SAVE" --out "$OUT/distill"
 
 # Stage 2: PM pretraining on votes, rate 0.1; then the comparisons, rate 0.01; one epoch each (HH A.2).
+# A minute, 9 GB.
 INIT=$OUT/base
 if [ -n "$FORUM" ]; then
     $PY preference.py --init "$INIT" --data "$TALKS" --test "$OUT/data/test.jsonl" --pairs "$PAIRS" --batch 64 \
@@ -114,6 +116,7 @@ $PY preference.py --init "$INIT" --data "$TRAIN" --test "$OUT/data/test.jsonl" -
 
 # Stage 3: PPO (HH 4.1, B.1): rate 0.01, lambda_KL 0.001 on raw scores, clip 0.2, gamma 1, no entropy bonus, K = 1,
 # temperature 1, 128 tokens, 100,000 answers. Batch and warm-up are InstructGPT's (C.4).
+# 5 minutes, 30 GB.
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --prompts "$TRAIN" --new "$NEW" --temperature 1 \
     --samples "$BATCH" --minibatch "$MINI" --epochs 1 --iterations "$ITERATIONS" --micro "$MICRO" \
     --lr "$LR_RL" --critic-lr "$LR_RL" --warmup 10 --kl reward --lambda-kl 0.001 --clip 0.2 --gamma 1 \

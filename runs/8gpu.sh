@@ -17,20 +17,23 @@
 #   --rounds LOTS    all comparisons at once (all), or lots of them, commas between
 #   --samples N      PPO's answers in all (102400)   --k K   passes over each (1; HH B.1: 1, 2 or 4)
 #   --shard yes      weights and optimizer cut over the GPUs: from gpt2-xl and pythia-1.4b on, with 80 GB
+#   --checkpoint yes blocks computed again in the backward pass: less memory, a third more time
 #   --rate R         the model's pretraining rate, where runs/rates.py has none   --micro 8 rows a pass
 #   --gpus 8         of each machine                                              --out out/8gpu
 #
 # weights -> roles and turns -> the HHH prompt -> PM on votes -> PM on comparisons -> PPO -> report
 #
 # Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
-# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, two processes on a CPU rehearse it in the tests. Stop and
-# start it as you like; a rank that dies is started again by torchrun and goes on from the last checkpoint.
+# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, two processes on a CPU rehearse it in the tests. Counted
+# for 8 H100s at 35% of their rate: gpt2 5 minutes in all, pythia-1b 30 minutes, 74 GB; of 80 GB each, PPO takes up to
+# pythia-2.8b, sharded. Data and evaluations, which one process does, come on top. Stop and start it as you like; a rank
+# that dies is started again by torchrun and goes on from the last checkpoint.
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."
 
 GPUS=8 MODEL="" HH="" TEXT="" FORUM="" HHH="" LAMBADA="" ARC="" PROMPT=data/hhh.txt GENERATED=73000 ROUNDS=all
-SAMPLES=102400 K=1 SHARD="" RATE="" MICRO=8 OUT=out/8gpu
+SAMPLES=102400 K=1 SHARD="" AGAIN="" RATE="" MICRO=8 OUT=out/8gpu
 NNODES=${NNODES:-1} NODE=${NODE:-0} ENDPOINT=${ENDPOINT:-}
 # What a rehearsal makes small: rows and their tokens, steps, steps between checkpoints.
 CONTEXT=1024 ROWS=64 ROLES=100 LENGTH=512 TEXTS=683616 NEW=128 BATCH=512 MINI=64 PAIRS=0 SAVE=500 SAVE_RL=10
@@ -59,6 +62,7 @@ while [ $# -gt 0 ]; do
         --samples) SAMPLES=$2 ;;
         --k) K=$2 ;;
         --shard) [ "$2" = no ] || SHARD=$2 ;;
+        --checkpoint) [ "$2" = no ] || AGAIN=$2 ;;
         --rate) RATE=$2 ;;
         --micro) MICRO=$2 ;;
         --out) OUT=$2 ;;
@@ -123,7 +127,8 @@ FIRST=$OUT/data-${ROUNDS%%,*}/train.jsonl
 once "$OUT/import/ckpt.pt" $PY sample.py --import-hf "$MODEL" --tokenizer "$MODEL" --out "$OUT/import"
 once "$OUT/dialogues/tokens.json" $PY data/tokens.py "$FIRST" --tokenizer "$MODEL" --out "$OUT/dialogues"
 ranks pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROWS" \
-    --micro "$MICRO" --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" ${SHARD:+--shard} --out "$OUT/base"
+    --micro "$MICRO" --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" ${SHARD:+--shard} \
+    ${AGAIN:+--checkpoint} --out "$OUT/base"
 
 # The HHH prompt into the weights (HH A.1): batches of 32, at most 350 million tokens, rate 0.05, linear to zero.
 TALKS=$FIRST
@@ -136,13 +141,14 @@ if [ -n "$TEXT" ]; then
 fi
 ranks distill.py --init "$OUT/base" --prompt "$PROMPT" --dialogues "$TALKS" ${TEXT:+--tokens "$OUT/tokens"} \
     --no-cache --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro "$MICRO" \
-    --lr "$LR_DISTILL" --every "$SAVE" ${SHARD:+--shard} --out "$OUT/distill"
+    --lr "$LR_DISTILL" --every "$SAVE" ${SHARD:+--shard} ${AGAIN:+--checkpoint} --out "$OUT/distill"
 
 # PM pretraining on votes (HH A.2): one epoch, rate 0.1.
 INIT=$OUT/base
 if [ -n "$FORUM" ]; then
     ranks preference.py --init "$INIT" --data "$OUT/forum.jsonl" --test "${FIRST%train.jsonl}test.jsonl" \
-        --pairs "$PAIRS" --batch 64 --micro "$MICRO" --lr "$LR_PMP" --every "$SAVE" ${SHARD:+--shard} --out "$OUT/pmp"
+        --pairs "$PAIRS" --batch 64 --micro "$MICRO" --lr "$LR_PMP" --every "$SAVE" \
+        ${SHARD:+--shard} ${AGAIN:+--checkpoint} --out "$OUT/pmp"
     INIT=$OUT/pmp
 fi
 
@@ -158,7 +164,7 @@ for LOT in ${ROUNDS//,/ }; do
     DATA=${DATA:+$DATA,}$OUT/data-$LOT/train.jsonl TEST=${TEST:+$TEST,}$OUT/data-$LOT/test.jsonl
     # The comparisons of all lots so far (HH A.2): one epoch, rate 0.01.
     ranks preference.py --init "$INIT" --data "$DATA" --test "$TEST" --pairs "$PAIRS" --batch 64 --micro "$MICRO" \
-        --lr "$LR_PM" --every "$SAVE" ${SHARD:+--shard} --out "$OUT/pm-$LOT"
+        --lr "$LR_PM" --every "$SAVE" ${SHARD:+--shard} ${AGAIN:+--checkpoint} --out "$OUT/pm-$LOT"
 
     # PPO (HH 4.1, B.1): rate 0.01, lambda_KL 0.001 on raw scores, clip 0.2, gamma 1, no entropy bonus, temperature 1,
     # 128 tokens; online, rates halve after each 100,000 answers. Batch and warm-up are InstructGPT's (C.4).
@@ -166,7 +172,7 @@ for LOT in ${ROUNDS//,/ }; do
         ${WRITTEN:+--generated "$WRITTEN" --mix 0.73} --new "$NEW" --temperature 1 --samples "$BATCH" \
         --minibatch "$MINI" --epochs "$K" --iterations "$ITERATIONS" --micro "$MICRO" --lr "$LR_RL" \
         --critic-lr "$LR_RL" --warmup 10 --halve 100000 --kl reward --lambda-kl 0.001 --clip 0.2 --gamma 1 \
-        --calibrate 0 --unfinished 0 --every "$SAVE_RL" ${SHARD:+--shard} --out "$OUT/ppo-$LOT"
+        --calibrate 0 --unfinished 0 --every "$SAVE_RL" ${SHARD:+--shard} ${AGAIN:+--checkpoint} --out "$OUT/ppo-$LOT"
 
     # The report: the PM's accuracy and calibration; what RLHF costs elsewhere; whether anything broke.
     once "$OUT/report-$LOT/analysis.png" $PY analyze.py --pm "$OUT/pm-$LOT" --data "$TEST" ${HHH:+--hhh "$HHH"} \

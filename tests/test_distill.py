@@ -7,17 +7,23 @@ position too; mean of means, sum of means; opening kept in the texts, documents 
 text, rows counted from the first.
 """
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from common import keyed
-from data import world
-from data.tokenizer import train_bpe
-from distill import distill_loss, heldout_kl, student_batch, teach, texts_of, top_and_rest
+from tiny import checkpoint, distance, same
+
+from common import UserError, keyed
+from data import tokens, world
+from data.text import read_prompt
+from data.tokenizer import join, load, loads, train_bpe
+from distill import (Config, check, distill_loss, heldout_kl, prompt_of, real_texts, student_batch,
+                     teach, texts_of, top_and_rest)
 from model import GPT, GPTConfig
 
 TOK = train_bpe([str(world.document(0, i)) for i in range(60)], 320)
@@ -197,3 +203,115 @@ def test_texts():
     preamble, turns = world.document("distill/0", 2)
     assert whole[2] == TOK.render(turns, preamble)[1:]
     assert all(t[0] == TOK.human and t[-1] == TOK.eot for t in whole[1::2])
+
+
+# ---------------------------------------------------------------- other text, another prompt
+
+PROMPT = "Be good.\n\n-----\n\nHuman: Hi \n\nAssistant:  Hello\n\n-----\n\nHuman: Bye\n"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory, tiny):
+    """A folder: a prompt, a corpus in the tiny base model's ids, dialogues."""
+    root = tmp_path_factory.mktemp("real")
+    tok = loads(checkpoint(tiny.whole("base"))["tokenizer"])
+    (root / "prompt.txt").write_text(PROMPT)
+    (root / "a.txt").write_text(" ".join(f"The fox {i} eats." for i in range(900)))
+    tokens.write(tok, [root / "a.txt"], root / "tokens")
+    rows = [dict(prompt=join([("human", f"What is {i}?")], answer=True), chosen=f"It is {i}.",
+                 rejected="x") for i in range(70)]
+    (root / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return SimpleNamespace(root=root, tok=tok, tokens=str(root / "tokens"), rows=rows,
+                           prompt=str(root / "prompt.txt"), talks=str(root / "talks.jsonl"))
+
+
+def test_a_prompt_by_hand(real, tmp_path):
+    preamble, dialogues = read_prompt(real.prompt)
+    assert preamble == "Be good."
+    assert dialogues == [[("human", "Hi"), ("assistant", "Hello")], [("human", "Bye")]]
+    for text, words in (("Be good.", "no dialogue"), ("x\n---\nHello", "must begin with")):
+        (tmp_path / "x.txt").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_prompt(tmp_path / "x.txt")
+
+
+def test_dialogues_that_leave_no_room_go(real):
+    def ids(room):
+        return prompt_of(Config(prompt=real.prompt), real.tok, room)
+
+    first = real.tok.render([("human", "Hi"), ("assistant", "Hello")], "Be good.")
+    both = real.tok.render([("human", "Hi"), ("assistant", "Hello"), ("human", "Bye")], "Be good.")
+    assert ids(len(both)) == both and ids(len(both) - 1) == ids(len(first)) == first
+    with pytest.raises(UserError, match=f"{len(first)} tokens with one dialogue"):
+        ids(len(first) - 1)
+    with pytest.raises(UserError, match="No such file"):
+        prompt_of(Config(prompt="nowhere"), real.tok, 99)
+    assert prompt_of(Config(), real.tok, 0) == real.tok.render(*reversed(world.hhh_prompt()))
+
+
+def test_the_projects_own_prompt_fits_gpt2(data_dir):
+    tok = load(str(data_dir / "gpt2-bpe"))
+    file = str(Path(tokens.__file__).parent / "hhh.txt")
+    assert len(read_prompt(file)[1]) == 3
+    whole = prompt_of(Config(prompt=file), tok, 1024)
+    assert 300 < len(whole) <= 512 and prompt_of(Config(prompt=file), tok, 512) == whole
+
+
+def test_real_texts(real):
+    """Even rows of the corpus, odd ones dialogues, none of them held out; each once an epoch."""
+    def texts(**knobs):
+        cfg = Config(**{**dict(prompt=real.prompt, tokens=real.tokens, dialogues=real.talks,
+                               texts=600), **knobs})
+        return real_texts(cfg, real.tok, 20)
+
+    train, held = texts()
+    assert (len(train), len(held)) == (600, 256) and train[0] == texts()[0][0]
+    ids, _ = tokens.read(real.tokens)
+    blocks = {tuple(row[1:]) for row in tokens.Blocks(ids, 21)}
+    talks = {tuple(real.tok.render([("human", f"What is {i}?"), ("assistant", f"It is {i}.")])[1:])
+             for i in range(70)}
+    even, odd = ([tuple(x) for x in train][i::2] for i in (0, 1))
+    assert set(even) <= blocks and set(odd) <= talks and len(set(odd)) == 69
+    assert len(set(even[:200])) == 200 and sorted(odd[:69]) == sorted(odd[69:138])
+    assert not {*even, *odd} & {tuple(x) for x in held}
+    assert len({tuple(x) for x in held}) == len(blocks) // 50 + 1
+    assert even[:5] != [tuple(x) for x in texts(seed=1)[0]][:10:2]
+    alone = {tuple(x) for x in texts(tokens="")[0]}
+    assert alone <= talks and len(alone) == 69
+    assert {tuple(x) for x in texts(dialogues="")[0]} <= blocks
+    with pytest.raises(IndexError):
+        train[600]
+    with pytest.raises(UserError, match="has another tokenizer"):
+        real_texts(Config(prompt=real.prompt, tokens=real.tokens), TOK, 20)
+    with pytest.raises(UserError, match="no such file"):
+        texts(dialogues="nowhere.jsonl")
+
+
+@pytest.mark.parametrize("knobs", [dict(prompt="x"), dict(tokens="x"), dict(dialogues="x")])
+def test_a_prompt_goes_with_texts(knobs):
+    with pytest.raises(UserError, match="--prompt goes with"):
+        check(Config(**knobs))
+
+
+def test_asked_at_each_step_the_teacher_says_the_same(tiny, nursery, real, tmp_path):
+    """Kept or not, on one process or two, killed or not: the same student."""
+    flags = dict(prompt=real.prompt, tokens=real.tokens, dialogues=real.talks)
+
+    def command(name, *more):
+        return [*tiny.command("distill", tmp_path / name, **flags), *more]
+
+    done = nursery.run(command("cached"))
+    assert done.code == 0 and "It was a cold morning" in done.out, done.err
+    jobs = [nursery.run(command("asked", "--no-cache")),
+            nursery.run(command("part", "--no-cache"), hooks=[("at_event", [12, "SIGKILL"])]),
+            nursery.run(command("part", "--no-cache")),
+            *nursery.ranks(2, command("two", "--no-cache"))]
+    assert [x.code for x in jobs] == [0, -9, 0, 0, 0], [x.err for x in jobs]
+    assert (tmp_path / "cached" / "teacher.pt").exists()
+    assert not (tmp_path / "asked" / "teacher.pt").exists()
+    same(tmp_path / "asked", tmp_path / "part")
+    first = checkpoint(tmp_path / "cached")["model"]
+    start = checkpoint(tiny.whole("base"))["model"]
+    assert distance(first, start) > 1e-3
+    for name in ("asked", "two"):
+        assert distance(first, checkpoint(tmp_path / name)["model"]) < 1e-5

@@ -142,13 +142,13 @@ def stages(commands):
     return [script.removesuffix(".py").removeprefix("data/") for script, *_ in commands]
 
 
-def the_papers(stage, cfg, rate, texts=350e6):
+def the_papers(stage, cfg, rate):
     """What the papers say of a stage, and that a step's rows divide as they must."""
     out = Path(cfg.out).name
     if stage == "distill":                                      # HH A.1
         assert (cfg.batch, cfg.lr) == (32, pytest.approx(0.05 * rate)) and not cfg.cache
         assert cfg.steps * cfg.batch == cfg.texts
-        assert cfg.texts * cfg.length == pytest.approx(texts, rel=1e-3)
+        assert cfg.texts * cfg.length == pytest.approx(350e6, rel=1e-3)
     elif stage == "preference":                                 # HH A.2, InstructGPT C.2
         share = 0.1 if out == "pmp" else 0.01
         assert (cfg.lr, cfg.epochs) == (pytest.approx(share * rate), 1)
@@ -167,7 +167,7 @@ def test_1gpu_from_text(told, monkeypatch):
                                 "preference", "preference", "ppo", "analyze", "benchmark", "doctor"]
     cfgs = configs(commands, monkeypatch)
     for stage, cfg in cfgs:
-        the_papers(stage, cfg, 6e-4, 1e8)
+        the_papers(stage, cfg, 6e-4)
     base = dict(cfgs)["pretrain"]
     assert (base.size, base.lr, base.context, base.micro) == ("gpt2", 6e-4, 1024, 16)
     assert base.batch * base.context == 524288
@@ -184,7 +184,7 @@ def test_1gpu_from_weights(told, monkeypatch):
                                 "distill", "preference", "ppo", "analyze", "doctor"]
     cfgs = configs(commands, monkeypatch)
     for stage, cfg in cfgs:
-        the_papers(stage, cfg, 2.5e-4, 1e8)
+        the_papers(stage, cfg, 2.5e-4)
     base = dict(cfgs)["pretrain"]
     assert (base.lr, base.steps, base.batch) == (pytest.approx(2.5e-5), 100, 64)
     assert Path(base.init).name == "import" and Path(base.tokens).name == "dialogues"
@@ -192,13 +192,13 @@ def test_1gpu_from_weights(told, monkeypatch):
 
 def test_8gpu(told, monkeypatch):
     commands = told("8gpu", *flags(told, "model", "hh", "forum"), "--text", "a.txt",
-                    "--rate", "2e-4", "--shard", "yes")
+                    "--rate", "2e-4", "--shard", "yes", "--checkpoint", "yes")
     assert stages(commands) == ["runs/rates", "hh", "sample", "tokens", "pretrain", "forum",
                                 "tokens", "distill", "preference", "prompts", "preference", "ppo",
                                 "analyze", "doctor"]
     for stage, cfg in configs(commands, monkeypatch):
         the_papers(stage, cfg, 2e-4)
-        assert getattr(cfg, "shard", True)
+        assert getattr(cfg, "shard", True) and getattr(cfg, "checkpoint", True)
     ppo = dict(configs(commands, monkeypatch))["ppo"]
     assert (ppo.epochs, ppo.mix, bool(ppo.generated)) == (1, 0.73, True)
     launched = {script: before for script, _, before in commands if before}
@@ -308,10 +308,11 @@ def rows(data_dir, tmp_path):
     return tmp_path
 
 
-def whole(folder, steps):
-    """The stage is finished; its metrics tell each step once, in order."""
+def whole(folder):
+    """The stage is finished; its metrics tell each of its steps, three or more, once, in order."""
     content = checkpoint(folder)
-    assert content["finished"] and content["step"] == steps, folder
+    steps = content["step"]
+    assert content["finished"] and steps >= 3, folder
     lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
     done = [x["step"] for x in lines if "grad_norm" in x]
     assert done == [*range(steps)], (folder, done)
@@ -406,8 +407,8 @@ def test_rehearsals(transformers, data_dir, rows, script):
     many.wait()
     assert {p.name for p in (rows / "killed").iterdir()} == {"base", "distill", "pm-all", "ppo-all"}
     for out, suffix in ((one.out, ""), (many.out, "-all")):
-        for stage, steps in ("base", 4), ("distill", 4), (f"pm{suffix}", 4), (f"ppo{suffix}", 3):
-            whole(out / stage, steps)
+        for stage in ("base", "distill", f"pm{suffix}", f"ppo{suffix}"):
+            whole(out / stage)
         assert "helpful" in (out / f"report{suffix}" / "analysis.md").read_text()
     assert checkpoint(one.out / "pmp")["finished"]
     turned = checkpoint(many.out / "ppo-all")["gpt"]
