@@ -27,8 +27,6 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a program, the folder above this one holds `model`
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from model import SIZES
-
 RATES = {"gpt2": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4,
          "pythia-14m": 1e-3, "pythia-31m": 1e-3, "pythia-70m": 1e-3, "pythia-160m": 6e-4,
          "pythia-410m": 3e-4, "pythia-1b": 3e-4, "pythia-1.4b": 2e-4, "pythia-2.8b": 1.6e-4,
@@ -41,6 +39,8 @@ KEYS = dict(gpt2=("n_layer", "n_head", "n_embd"),
 def size_of(folder):
     """The published size that a Hugging Face folder's config.json has. ValueError if it has none.
     """
+    from model import SIZES  # and torch, which takes seconds
+
     path = Path(folder) / "config.json"
     try:
         content = json.loads(path.read_text())

@@ -25,6 +25,7 @@ from tiny import PATIENCE, ROOT, checkpoint
 
 from data import neox
 from data.lines import lines_of
+from model import SIZES
 from runs import rates
 
 NOTES = """for word in "$@"; do printf '%s\\t' "$word" >> "$NOTES"; done
@@ -42,7 +43,7 @@ def test_rates_of_published_sizes():
     assert [rates.rate("pythia-6.9b", s) for s in ("distill", "pmp", "pm", "ppo", "dialogues")] == [
         6e-6, 1.2e-5, 1.2e-6, 1.2e-6, 1.2e-5]
     assert rates.rate("2.5e-4", "ppo") == 2.5e-6
-    known = {n for n in rates.SIZES if n.startswith(("gpt2", "pythia"))}
+    known = {n for n in SIZES if n.startswith(("gpt2", "pythia"))}
     assert set(rates.RATES) == known
     for family in ("gpt2", "pythia"):                       # larger models, never larger rates
         found = [r for name, r in rates.RATES.items() if name.startswith(family)]
