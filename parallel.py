@@ -9,6 +9,9 @@ micro-batch runs, gradients that are ready are summed already. fully_shard, for 
 each rank has 1 / ranks of weights, gradients and optimizer state (16 bytes a parameter in all), and
 collects a block's weights where it computes that block. Both take a module's forward pass, so a
 loss is called inside one: team(f, ...) is f(model, ...). Ranks must do equally many passes.
+Weights are kept and collected in float32, so that a step is that of one process. Where products are
+in bf16 (CUDA), the backward pass needs the matrices again in it, and keeps 2 bytes a parameter of
+all blocks, sharded or not; --checkpoint keeps those of one block at a time.
 
 Sampling and evaluation take no gradients, and ranks do as many passes there as they have rows. So
 they get the weights whole: `with team.whole() as model`, 4 bytes a parameter for that time.
@@ -21,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common import ALONE, groups, meet, mine
+from common import ALONE, UserError, groups, meet, mine
 from model import pack
 
 
@@ -56,6 +59,9 @@ class Team:
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.net, self.cut = Inside(model, self.world), shard and self.world > 1
         if self.cut:
+            if model.checkpoint and model.h[0]._compiled_call_impl:
+                raise UserError("--shard, --checkpoint and --compile: torch can't do all three; "
+                                "leave --compile out")
             self.empty = without_weights(model)
             self.net.world = sharded(self.net, device or model.device)
         elif self.world > 1:

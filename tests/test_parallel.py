@@ -198,6 +198,27 @@ def test_a_bad_gradient_of_one_rank_skips_the_step_on_all(nursery):
     assert [x for _, x in first] == [True, False] * 2
 
 
+THREE = """
+from common import start
+from parallel import Team
+from model import GPT, GPTConfig
+*_, device = start("cpu")
+for flags in ((True, False), (False, True), (True, True)):
+    model = GPT(GPTConfig(20, 16, 1, 2, 16))
+    model.checkpoint = flags[0]
+    if flags[1]:
+        model.h[0].compile()             # when it is first called
+    Team(model, True, device)
+    print(flags)
+"""
+
+
+def test_what_torch_cannot_shard_is_told(nursery):
+    for done in nursery.ranks(2, ["-c", THREE]):
+        assert done.out == "(True, False)\n(False, True)\n", done.err
+        assert "UserError: --shard, --checkpoint and --compile" in done.last
+
+
 # ---------------------------------------------------------------- hung, killed, started again
 
 def test_the_limits_leave_less_than_a_minute():

@@ -20,7 +20,9 @@ from test_model import identity
 from test_ranks import close
 from tiny import PATIENCE, checkpoint
 
+import constitution
 import model as model_file
+import online
 from common import load_checkpoint, save_checkpoint
 from data import hf
 from data.tokenizer import train_bpe
@@ -90,6 +92,19 @@ def test_a_full_disk_ends_all_ranks(tiny, nursery, tmp_path):
     first, second = (job.wait(60) for job in jobs)
     assert first.code == second.code == 1 and "Traceback" not in first.err + second.err
     assert "ckpt.pt: not written" in first.last and "rank 0" in second.last
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_loops_pass_shard_on(monkeypatch, tmp_path, shard):
+    """To each stage that trains: the PM and the policy of a round."""
+    seen, lots = [], {"base": [dict(prompt=[])] * 10}
+    for stage in (online.preference, online.ppo):
+        monkeypatch.setattr(stage, "train", seen.append)
+    cfg = online.Config(shard=shard, out=str(tmp_path))
+    online.train_pm(cfg, "1", lots, rank=1)
+    online.train_policy(cfg, 1, "pm")
+    seen.append(constitution.rl_config(constitution.Config(shard=shard), "policy", "pm"))
+    assert [x.shard for x in seen] == [shard] * 3
 
 
 # ---------------------------------------------------------------- what a process holds
