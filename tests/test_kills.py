@@ -37,7 +37,7 @@ def killed(nursery, argv, folder, moment, rng):
     if moment:
         name, most, ranks = moment
         victim = ranks[rng.randrange(len(ranks))]
-        hooks.append(("at_call", [name, rng.randint(1, most), "SIGKILL", victim]))
+        hooks.append(("at_call", [name, rng.randint(most // 2 + 1, most), "SIGKILL", victim]))
     before = written(folder / "config.json")
     jobs = nursery.start_ranks(2, argv, hooks)
     if not moment:
