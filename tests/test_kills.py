@@ -5,7 +5,8 @@ and metrics, bit for bit. Where a rank dies: a file written but not yet in place
 to be; an answer being sampled; gradients summed, weights collected; and by the clock, where no line
 of the code chose the moment. What survives must end by itself, and soon.
 
-Proved alive by:
+Proved alive by: moments not cut when they are loaded, those of PPO's critic lost, metrics of a
+repeated step kept.
 """
 
 import random

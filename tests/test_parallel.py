@@ -10,7 +10,9 @@ laid out by the first real step; blocks that are not cut; tensors of a checkpoin
 whole copy not collected, moments not cut at loading; no groups made at the start, waits without a
 limit, a collective's failure not caught, a killed rank not looked for; other ranks' steps not
 compared; a step with a gradient that is not finite; --shard held against a resumed run; PPO's
-gradients of text summed over ranks twice, as many of its passes as the rank has.
+gradients of text summed over ranks twice, as many of its passes as the rank has; an hour's wait of
+rank 0 for one that hangs; three options at once not refused; harm.py's shards evaluated, its
+optimizer lost; a row that no rank has.
 """
 
 import json

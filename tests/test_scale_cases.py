@@ -7,7 +7,10 @@ collectives. Seeds: test_common, test_ranks. 64 items stopped after 5 batches of
 steps equal 10, code in a pickle, bf16's lost steps: test_common. A bad gradient of one rank:
 test_parallel. A full disk: test_common, of two ranks here.
 
-Proved alive by:
+Proved alive by: weights shared with the file they come from, drawn first, frozen, of a fresh head
+not 0, an untied head lost; a file read into memory; gradients not summed, the norm of one shard;
+the whole copy kept, embeddings not cut; a softmax in bf16; a dummy pass of weight 1; a full disk's
+traceback; --shard not passed on to PPO.
 """
 
 import json
