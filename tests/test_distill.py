@@ -4,7 +4,9 @@ Mutations tried, each caught here: KL backwards, cross-entropy, the rest left ou
 or only its largest, an empty rest, raw logits, renormalized over the top; teacher one late, without
 its prompt, in another order of texts or ids; student one late, without its opening, its last
 position too; mean of means, sum of means; opening kept in the texts, documents of the pretraining
-text, rows counted from the first.
+text, rows counted from the first; of other text, openings kept, one pool for both, rows of it
+skipped, held-out ones trained on, another tokenizer taken, a prompt's only dialogue lost or one
+that just fits, answers of the teacher in another order, a prompt without texts.
 """
 
 import json
@@ -273,6 +275,8 @@ def test_real_texts(real):
     even, odd = ([tuple(x) for x in train][i::2] for i in (0, 1))
     assert set(even) <= blocks and set(odd) <= talks and len(set(odd)) == 69
     assert len(set(even[:200])) == 200 and sorted(odd[:69]) == sorted(odd[69:138])
+    order = keyed(0, "texts", 0).permutation(len(tokens.Blocks(ids, 21)))[len(blocks) // 50:]
+    assert even[:3] == [tuple(tokens.Blocks(ids, 21)[i][1:]) for i in order[:3]]
     assert not {*even, *odd} & {tuple(x) for x in held}
     assert len({tuple(x) for x in held}) == len(blocks) // 50 + 1
     assert even[:5] != [tuple(x) for x in texts(seed=1)[0]][:10:2]
