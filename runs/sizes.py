@@ -1,41 +1,64 @@
-"""The named sizes counted: parameters, and what training one costs in memory before any token.
+"""What each named size costs: memory of each stage, tokens, hours; counted, not measured.
 
-    python runs/sizes.py                # a table in Markdown of all names in model.SIZES; a second
+    python runs/sizes.py                             # memory of every size and stage, one GPU
+    python runs/sizes.py --table hours               # also: sizes, gpus, ppo, wire
+    python runs/sizes.py --stage ppo --size gpt2 --micro 8 --length 512 --ranks 8 --shard
 
-Weights, gradients and Adam's two moments are float32, 4 bytes each: 16 bytes a parameter on each
-rank of data parallelism, and 16 / N of N ranks that share them out (sharding). A frozen model (the
-reference, the preference model in PPO) costs its 4. Activations and caches come on top: a token's
-keys and values are 2 L C numbers of 2 bytes on GPUs, 4 on CPUs.
+The last prints one estimate term by term. runs/counts.py has the memory's formula; on CPUs
+tests/test_sizes.py holds it to 10% of what torch allocates. No GPU has confirmed any of it.
 
-Letters: L layers, C width, V rows of the embedding, the vocabulary rounded up to a multiple of 64.
+    FLOPs of a trained token    6 * 12 L C^2 + 12 L C T + 6 V C where the head is applied
+    hours                       FLOPs / (--flops * --mfu)
+    a sampled token's           8 N + rows * caches bytes / --bandwidth, whatever the rows: weights
+                                are read in float32, written and read in bf16
+
+L layers, C width, V ids, T tokens of a row, N parameters. GB are 10^9 bytes. Tokens are those of
+the papers: PAPERS. A second; nothing is trained.
 """
 
-import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a program, the folder above this one holds `model`
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from model import SIZES, sized
+from common import UserError, entry
+from model import SIZES, GPTConfig, sized
+from runs.counts import STAGES, Job, cache, parameters, peak, rows, scalar
 
 
-def parameters(c):
-    """Number of parameters of GPT(c), c a GPTConfig: L (12 C^2 + 13 C) in blocks, tables, heads.
+@dataclass(frozen=True)
+class Config:
+    table: str = "memory"              # memory, sizes, hours, gpus, ppo or wire
+    stage: str = ""                    # instead, one estimate: pretrain, distill, ..., sampling
+    size: str = "gpt2"                 # of the estimate: a name in model.SIZES, or hh-52b
+    micro: int = 0                     # rows of a micro-batch; 0: the scripts'
+    length: int = 0                    # tokens of a row at most; 0: all positions
+    new: int = 128                     # tokens of an answer, of these
+    samples: int = 64                  # answers that a rank samples at once
+    ranks: int = 1                     # processes
+    shard: bool = False                # weights, gradients, optimizer cut over them
+    checkpoint: bool = False           # blocks computed again in the backward pass
+    device: str = "cuda"               # cuda, or cpu, where all is float32
+    flops: float = 989e12              # peak FLOP/s of a GPU in bf16 (H100)
+    mfu: float = 0.35                  # share of it that training reaches
+    bandwidth: float = 3.35e12         # bytes/s of its memory
+    memory: float = 80e9               # bytes of its memory, of which 90% count
+    link: float = 450e9                # bytes/s between GPUs of one machine
+    network: float = 25e9              # and of two
 
-    12 C^2 are the matrices (q, k, v 3, the heads' projection 1, the MLP 4 + 4), 13 C their biases
-    (3 + 1 + 4 + 1) and two norms (2 + 2).
-    """
-    C, V = c.n_embd, -(-c.vocab // 64) * 64
-    tables = V * C + (0 if c.turned else c.n_ctx * C)
-    head = C + 1 if c.scalar else 0 if c.tied else V * C
-    return tables + c.n_layer * (12 * C * C + 13 * C) + 2 * C + head
 
-
-def memory(c):
-    """Bytes of training, by what: weights, gradients, adam (two moments), and all."""
-    weights = 4 * parameters(c)
-    return dict(weights=weights, gradients=weights, adam=2 * weights, all=4 * weights)
+# Rows of a micro-batch in runs/1gpu.sh and runs/8gpu.sh, each of all positions at most.
+MICRO = dict(pretrain=16, distill=4, sft=8, preference=8, ppo=8, sampling=8)
+LARGEST = GPTConfig(50262, 2048, 64, 64, 8192)         # hh-52b: the paper's, in GPT-2's form
+LADDER = [*(x for x in SIZES if x.startswith("gpt2")),
+          *[x for x in SIZES if x.startswith("pythia")][2:], "hh-52b"]
+# Rows and tokens of a row: HH A.1 and 3 (160k comparisons, 350M tokens), InstructGPT C.1 (13k
+# demonstrations, 16 epochs), HH fig. 4 (some 100k samples); mean tokens as in HH-RLHF's test files.
+PAPERS = dict(distill=(350e6 / 256, 256), sft=(13e3 * 16, 300), preference=(160e3, 250),
+              ppo=(100e3, 150 + 128))
+EPOCHS = 2                                              # of PPO over its samples
 
 
 def published(name):
@@ -47,23 +70,193 @@ def published(name):
     return {"gpt2": (50262, 1024), "pythia": (50281, 2048)}.get(family, (768, 256))
 
 
+def shape(name):
+    """The GPTConfig of a size as published. Raises UserError for a name that is none."""
+    try:
+        return LARGEST if name == "hh-52b" else sized(name, *published(name))
+    except ValueError as error:
+        raise UserError(f"--size: {error}, or hh-52b") from None
+
+
+def memory(c):
+    """Bytes of training, by what: weights, gradients, adam (two moments), and all."""
+    weights = 4 * parameters(c)
+    return dict(weights=weights, gradients=weights, adam=2 * weights, all=4 * weights)
+
+
+def job(cfg, stage, name, **other):
+    """The Job of a stage at a size, with the flags' settings unless others are given."""
+    c = shape(name)
+    length = cfg.length or c.n_ctx
+    settings = dict(micro=cfg.micro or MICRO[stage], length=length, new=min(cfg.new, length // 2),
+                    samples=cfg.samples, ranks=cfg.ranks, shard=cfg.shard,
+                    checkpoint=cfg.checkpoint, cuda=cfg.device != "cpu")
+    return Job(stage, c, **{**settings, **other})
+
+
+# ---------------------------------------------------------------- tokens and hours
+
+def training(c, tokens, T, asked=1.0, passes=3):
+    """FLOPs of `passes` products of a matrix, each 2 a parameter: forward 1, with backward 3."""
+    L, C = c.n_layer, c.n_embd
+    token = passes * (24 * L * C * C + 4 * L * C * T + 2 * rows(c) * C * asked)
+    return tokens * token
+
+
+def pretrained(c):
+    """Tokens: 20 a parameter (Hoffmann et al. 2022), and 10 billion at least: GPT-2's in a night.
+    """
+    return max(10e9, 20 * parameters(c))
+
+
+def seconds(cfg, stage, c):
+    """Seconds of a stage on one GPU."""
+    rate = cfg.flops * cfg.mfu
+    if stage == "pretrain":
+        return training(c, pretrained(c), c.n_ctx) / rate
+    count, T = PAPERS[stage]
+    if stage == "ppo":
+        return count * sum(of_a_sample(cfg, c, 1).values())
+    asked = dict(distill=1, sft=0.5, preference=0)[stage]
+    teacher = training(c, count * T, T, 1, 1) if stage == "distill" else 0
+    return (training(c, count * T, T, asked) + teacher) / rate
+
+
+def of_a_sample(cfg, c, ranks):
+    """Seconds of PPO for each of cfg.samples answers on a rank, by what. An answer is read by four
+    models and learned from EPOCHS times by two.
+    """
+    rate, (_, T), new = cfg.flops * cfg.mfu, PAPERS["ppo"], cfg.new
+    caches = cfg.samples * cache(c, T - new / 2, True)
+    sampling = new * (8 * parameters(c) + caches) / cfg.bandwidth / cfg.samples
+    reading = training(c, T - new, T, 0, 1) / rate
+    scoring = training(c, T, T, new / T, 1) * 2 + training(c, T, T, 0, 1) * 2
+    update = EPOCHS * (training(c, T, T, new / T) + training(c, T, T, 0))
+    return dict(sampling=sampling + reading, scoring=scoring / rate, update=update / rate)
+
+
+def wire(cfg, c, ranks):
+    """Seconds in which a step's gradients are summed: each goes out and comes in nearly once."""
+    speed = cfg.link if ranks <= 8 else cfg.network
+    return 2 * 4 * parameters(c) * (ranks - 1) / ranks / speed
+
+
+# ---------------------------------------------------------------- tables
+
+def markdown(heads, lines):
+    """Rows of cells, the first to the left, as lines."""
+    return [f"| {' | '.join(x)} |" for x in (heads, ["---", *["--:"] * (len(heads) - 1)], *lines)]
+
+
+def gb(number):
+    return f"{number / 1e9:.3g}" if number < 1e12 else f"{number / 1e9:,.0f}"
+
+
 def table():
-    """Lines of Markdown, a size each; GB are 10^9 bytes."""
-    lines = ["| size | layers | heads | width | parameters | weights, GB | + gradients, Adam, GB |",
-             "|---|--:|--:|--:|--:|--:|--:|"]
-    for name, (layers, heads, width) in SIZES.items():
-        c = sized(name, *published(name))
-        cost = memory(c)
-        lines.append(f"| {name} | {layers} | {heads} | {width} | {parameters(c):,} "
-                     f"| {cost['weights'] / 1e9:.3g} | {cost['all'] / 1e9:.3g} |")
-    return lines
+    """Lines of Markdown, a size each."""
+    return markdown(
+        ["size", "layers", "heads", "width", "parameters", "weights, GB", "+ gradients, Adam, GB"],
+        [[name, *map(str, given), f"{parameters(shape(name)):,}",
+          *(gb(memory(shape(name))[k]) for k in ("weights", "all"))]
+         for name, given in SIZES.items()])
 
 
-def main():
-    argparse.ArgumentParser(description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    print("\n".join(table()))
+def memory_table(cfg):
+    """GB of each stage, whole and with --checkpoint, and a row's keys and values."""
+    def cell(stage, name):
+        return " / ".join(gb(peak(job(cfg, stage, name, checkpoint=x))[0]) for x in (False, True))
+
+    return markdown(
+        ["size", *STAGES[:-1], "sampling", "a row's cache"],
+        [[name, *(cell(stage, name) for stage in STAGES[:-1]),
+          gb(peak(job(cfg, "sampling", name))[0]),
+          gb(cache(shape(name), shape(name).n_ctx, cfg.device != "cpu"))]
+         for name in (*SIZES, "hh-52b")])
+
+
+def hours_table(cfg):
+    def line(name):
+        c = shape(name)
+        tokens = pretrained(c)
+        spent = [seconds(cfg, stage, c) for stage in STAGES[:-1]]
+        return [name, f"{tokens / 1e9:,.0f}", f"{tokens / spent[0]:,.0f}",
+                *(f"{x / 3600:,.2g}" if x < 36e4 else f"{x / 3600:,.0f}" for x in spent)]
+
+    return markdown(["size", "tokens, 10^9", "tokens/s", *(f"{x}, h" for x in STAGES[:-1])],
+                    [line(name) for name in LADDER])
+
+
+def fewest(cfg, stage, name, without=()):
+    """The smallest number of GPUs: 1, or a power of two that shares the model; "-": none to 1,024.
+
+    One row in a micro-batch, blocks computed again, 8 answers sampled at once.
+    """
+    for ranks in (2 ** i for i in range(11)):
+        least = job(cfg, stage, name, micro=1, samples=8, checkpoint=True, ranks=ranks,
+                    shard=ranks > 1)
+        if peak(least, without)[0] <= 0.9 * cfg.memory:
+            return str(ranks)
+    return "-"
+
+
+def gpus_table(cfg):
+    return markdown(["size", "parameters", *STAGES[:-1]],
+                    [[name, f"{parameters(shape(name)) / 1e9:.3g}e9",
+                      *(fewest(cfg, stage, name) for stage in STAGES[:-1])] for name in LADDER])
+
+
+def ppo_table(cfg):
+    """What fills PPO's memory, how many GPUs it takes, and where a sample's time goes."""
+    def line(name):
+        c = shape(name)
+        N, spent = parameters(c), of_a_sample(cfg, c, 1)
+        whole = sum(spent.values())
+        moved = dict(frozen=("frozen",), engine=("frozen", "whole", "caches", "copies", "reading"))
+        return [name, gb(16 * (N + parameters(scalar(c)))), gb(4 * (N + parameters(scalar(c)))),
+                gb(64 * cache(c, c.n_ctx, True)), fewest(cfg, "ppo", name),
+                *(fewest(cfg, "ppo", name, x) for x in moved.values()), f"{1 / whole:,.2g}",
+                *(f"{100 * x / whole:.0f}" for x in spent.values())]
+
+    return markdown(["size", "trained, GB", "frozen, GB", "64 caches, GB", "GPUs", "frozen away",
+                     "and an engine", "samples/s", "sampling, %", "scoring, %", "update, %"],
+                    [line(name) for name in LADDER])
+
+
+def wire_table(cfg):
+    """Seconds on the wire, and tokens whose backward pass takes as long: on 8 and on 64 GPUs."""
+    def line(name):
+        c = shape(name)
+        token = training(c, 1, c.n_ctx, passes=2) / cfg.flops / cfg.mfu
+        spent = [wire(cfg, c, ranks) for ranks in (8, 64)]
+        return [name, *(f"{x:.3g}" for x in spent), *(f"{x / token:,.0f}" for x in spent)]
+
+    return markdown(["size", "8 GPUs, s", "64 GPUs, s", "8 GPUs, tokens", "64 GPUs, tokens"],
+                    [line(name) for name in LADDER])
+
+
+TABLES = dict(memory=memory_table, sizes=lambda cfg: table(), hours=hours_table, gpus=gpus_table,
+              ppo=ppo_table, wire=wire_table)
+
+
+def estimate(cfg):
+    """Lines: each phase's sum, and the terms of the largest."""
+    from runs.counts import phases
+    one = job(cfg, cfg.stage, cfg.size)
+    most, name, terms = peak(one)
+    others = [f"{phase} {gb(sum(x.values()))}" for phase, x in phases(one).items() if phase != name]
+    return [f"{cfg.stage}, {cfg.size}: {gb(most)} GB, most in the phase '{name}'",
+            *(f"{gb(n):>10} {term}" for term, n in terms.items()), "others: " + ", ".join(others)]
+
+
+def main(cfg):
+    if cfg.table not in TABLES:
+        raise UserError(f"--table {cfg.table}: choose from {', '.join(TABLES)}")
+    if cfg.stage and cfg.stage not in STAGES:
+        raise UserError(f"--stage {cfg.stage}: choose from {', '.join(STAGES)}")
+    if cfg.device not in ("cuda", "cpu"):
+        raise UserError(f"--device {cfg.device}: cuda or cpu")
+    print("\n".join(estimate(cfg) if cfg.stage else TABLES[cfg.table](cfg)))
 
 
 if __name__ == "__main__":
-    main()
+    entry(main, Config, __doc__)
