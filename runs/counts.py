@@ -37,9 +37,10 @@ Sampling, per row: keys and values, 2 L C S numbers (4 or 2 bytes); 5 * 4 V for 
 PPO: policy and critic trained, reference and preference model frozen; sampling and scoring are
   phases of their own, in which one process has no gradients; several keep the space for them.
 
-Not counted: what the allocator loses between blocks, CUDA's own 0.5 GB or so, a process's 0.3 GB of
-Python and torch; the file that a run began from, where the stage still holds it on the CPU. A step
-that is one micro-batch on one rank takes less: its gradients come as its activations go.
+Not counted: what an allocator keeps of what was freed (malloc with common.keep_memory: half a GB
+beside 1 GB), CUDA's own half GB, 0.4 GB of Python and torch; the file that a run began from, where
+the stage still holds it on the CPU. A step that is one micro-batch on one rank takes less: its
+gradients come as its activations go.
 """
 
 from dataclasses import dataclass, replace

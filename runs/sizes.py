@@ -1,7 +1,7 @@
 """What each named size costs: memory of each stage, tokens, hours; counted, not measured.
 
     python runs/sizes.py                             # memory of every size and stage, one GPU
-    python runs/sizes.py --table hours               # also: sizes, gpus, ppo, wire
+    python runs/sizes.py --table hours               # also: sizes, gpus, ppo, ranks, wire
     python runs/sizes.py --stage ppo --size gpt2 --micro 8 --length 512 --ranks 8 --shard
 
 The last prints one estimate term by term. runs/counts.py has the memory's formula; on CPUs
@@ -17,7 +17,7 @@ the papers: PAPERS. A second; nothing is trained.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a program, the folder above this one holds `model`
@@ -25,12 +25,12 @@ if __name__ == "__main__":  # run as a program, the folder above this one holds 
 
 from common import UserError, entry
 from model import SIZES, GPTConfig, sized
-from runs.counts import STAGES, Job, cache, parameters, peak, rows, scalar
+from runs.counts import STAGES, Job, cache, parameters, peak, phases, rows, scalar
 
 
 @dataclass(frozen=True)
 class Config:
-    table: str = "memory"              # memory, sizes, hours, gpus, ppo or wire
+    table: str = "memory"              # memory, sizes, hours, gpus, ppo, ranks or wire
     stage: str = ""                    # instead, one estimate: pretrain, distill, ..., sampling
     size: str = "gpt2"                 # of the estimate: a name in model.SIZES, or hh-52b
     micro: int = 0                     # rows of a micro-batch; 0: the scripts'
@@ -49,16 +49,19 @@ class Config:
     network: float = 25e9              # and of two
 
 
-# Rows of a micro-batch in runs/1gpu.sh and runs/8gpu.sh, each of all positions at most.
-MICRO = dict(pretrain=16, distill=4, sft=8, preference=8, ppo=8, sampling=8)
+# As runs/1gpu.sh and runs/8gpu.sh have it: rows of a micro-batch, tokens of a row (all positions).
+MICRO = dict(pretrain=16, distill=8, sft=8, preference=8, ppo=8, sampling=8)
+LENGTH = dict(distill=512)
 LARGEST = GPTConfig(50262, 2048, 64, 64, 8192)         # hh-52b: the paper's, in GPT-2's form
 LADDER = [*(x for x in SIZES if x.startswith("gpt2")),
           *[x for x in SIZES if x.startswith("pythia")][2:], "hh-52b"]
-# Rows and tokens of a row: HH A.1 and 3 (160k comparisons, 350M tokens), InstructGPT C.1 (13k
-# demonstrations, 16 epochs), HH fig. 4 (some 100k samples); mean tokens as in HH-RLHF's test files.
-PAPERS = dict(distill=(350e6 / 256, 256), sft=(13e3 * 16, 300), preference=(160e3, 250),
+SOME = ("gpt2", "gpt2-xl", "pythia-1.4b", "pythia-12b", "hh-52b")
+# Rows, and their mean tokens: HH A.1 (350M tokens), InstructGPT 3.5 (13k demonstrations, 16 epochs;
+# their length is a guess), HH 3 (160k comparisons) and fig. 4 (some 100k samples). A dialogue of
+# HH-RLHF's test files has a median of 150 GPT-2 tokens, a comparison's second answer some 60 more.
+PAPERS = dict(distill=(350e6 / 512, 512), sft=(13e3 * 16, 300), preference=(160e3, 250),
               ppo=(100e3, 150 + 128))
-EPOCHS = 2                                              # of PPO over its samples
+EPOCHS = 1                                              # of PPO over its samples (K)
 
 
 def published(name):
@@ -87,7 +90,7 @@ def memory(c):
 def job(cfg, stage, name, **other):
     """The Job of a stage at a size, with the flags' settings unless others are given."""
     c = shape(name)
-    length = cfg.length or c.n_ctx
+    length = cfg.length or min(c.n_ctx, LENGTH.get(stage, c.n_ctx))
     settings = dict(micro=cfg.micro or MICRO[stage], length=length, new=min(cfg.new, length // 2),
                     samples=cfg.samples, ranks=cfg.ranks, shard=cfg.shard,
                     checkpoint=cfg.checkpoint, cuda=cfg.device != "cpu")
@@ -116,20 +119,20 @@ def seconds(cfg, stage, c):
         return training(c, pretrained(c), c.n_ctx) / rate
     count, T = PAPERS[stage]
     if stage == "ppo":
-        return count * sum(of_a_sample(cfg, c, 1).values())
+        return count * sum(of_a_sample(cfg, c).values())
     asked = dict(distill=1, sft=0.5, preference=0)[stage]
     teacher = training(c, count * T, T, 1, 1) if stage == "distill" else 0
     return (training(c, count * T, T, asked) + teacher) / rate
 
 
-def of_a_sample(cfg, c, ranks):
+def of_a_sample(cfg, c):
     """Seconds of PPO for each of cfg.samples answers on a rank, by what. An answer is read by four
     models and learned from EPOCHS times by two.
     """
     rate, (_, T), new = cfg.flops * cfg.mfu, PAPERS["ppo"], cfg.new
     caches = cfg.samples * cache(c, T - new / 2, True)
     sampling = new * (8 * parameters(c) + caches) / cfg.bandwidth / cfg.samples
-    reading = training(c, T - new, T, 0, 1) / rate
+    reading = training(c, T - new, T - new, 0, 1) / rate
     scoring = training(c, T, T, new / T, 1) * 2 + training(c, T, T, 0, 1) * 2
     update = EPOCHS * (training(c, T, T, new / T) + training(c, T, T, 0))
     return dict(sampling=sampling + reading, scoring=scoring / rate, update=update / rate)
@@ -148,8 +151,14 @@ def markdown(heads, lines):
     return [f"| {' | '.join(x)} |" for x in (heads, ["---", *["--:"] * (len(heads) - 1)], *lines)]
 
 
+def short(number):
+    """Two digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def gb(number):
-    return f"{number / 1e9:.3g}" if number < 1e12 else f"{number / 1e9:,.0f}"
+    """GB in three digits, or all before the point; "0.001" for a megabyte."""
+    return f"{number / 1e9:,.0f}" if number >= 1e11 else f"{max(number / 1e9, 0.001):.3g}"
 
 
 def table():
@@ -180,7 +189,7 @@ def hours_table(cfg):
         tokens = pretrained(c)
         spent = [seconds(cfg, stage, c) for stage in STAGES[:-1]]
         return [name, f"{tokens / 1e9:,.0f}", f"{tokens / spent[0]:,.0f}",
-                *(f"{x / 3600:,.2g}" if x < 36e4 else f"{x / 3600:,.0f}" for x in spent)]
+                *(short(x / 3600) for x in spent)]
 
     return markdown(["size", "tokens, 10^9", "tokens/s", *(f"{x}, h" for x in STAGES[:-1])],
                     [line(name) for name in LADDER])
@@ -205,21 +214,36 @@ def gpus_table(cfg):
                       *(fewest(cfg, stage, name) for stage in STAGES[:-1])] for name in LADDER])
 
 
+ENGINE = ("frozen", "whole", "caches", "copies", "reading")    # what an engine elsewhere holds
+
+
 def ppo_table(cfg):
-    """What fills PPO's memory, how many GPUs it takes, and where a sample's time goes."""
+    """What fills PPO's memory in GB, and how many GPUs it takes as terms go elsewhere."""
     def line(name):
         c = shape(name)
-        N, spent = parameters(c), of_a_sample(cfg, c, 1)
-        whole = sum(spent.values())
-        moved = dict(frozen=("frozen",), engine=("frozen", "whole", "caches", "copies", "reading"))
-        return [name, gb(16 * (N + parameters(scalar(c)))), gb(4 * (N + parameters(scalar(c)))),
-                gb(64 * cache(c, c.n_ctx, True)), fewest(cfg, "ppo", name),
-                *(fewest(cfg, "ppo", name, x) for x in moved.values()), f"{1 / whole:,.2g}",
-                *(f"{100 * x / whole:.0f}" for x in spent.values())]
+        both = parameters(c) + parameters(scalar(c))
+        return [name, gb(16 * both), gb(4 * both), gb(4 * both), gb(64 * cache(c, c.n_ctx, True)),
+                *(fewest(cfg, "ppo", name, x)
+                  for x in ((), ("frozen",), ENGINE, (*ENGINE, "bf16")))]
 
-    return markdown(["size", "trained, GB", "frozen, GB", "64 caches, GB", "GPUs", "frozen away",
-                     "and an engine", "samples/s", "sampling, %", "scoring, %", "update, %"],
-                    [line(name) for name in LADDER])
+    return markdown(["size", "trained", "frozen", "whole copies", "64 caches", "GPUs",
+                     "frozen away", "and an engine", "and bf16 cut"], [line(x) for x in LADDER])
+
+
+def ranks_table(cfg):
+    """Answers a second of PPO with 512 an iteration, and where the time goes on 1 and on 64."""
+    def line(name):
+        spent = {r: of_a_sample(replace(cfg, samples=512 // r), shape(name)) for r in RANKS}
+        speed = [short(r / sum(x.values())) for r, x in spent.items()]
+        share = [" + ".join(f"{100 * x / sum(spent[r].values()):.0f}" for x in spent[r].values())
+                 for r in (1, 64)]
+        return [name, *speed, *share]
+
+    return markdown(["size", *(f"{r} GPUs" for r in RANKS), "%, 1 GPU", "%, 64"],
+                    [line(x) for x in SOME])
+
+
+RANKS = (1, 2, 8, 64)
 
 
 def wire_table(cfg):
@@ -231,19 +255,19 @@ def wire_table(cfg):
         return [name, *(f"{x:.3g}" for x in spent), *(f"{x / token:,.0f}" for x in spent)]
 
     return markdown(["size", "8 GPUs, s", "64 GPUs, s", "8 GPUs, tokens", "64 GPUs, tokens"],
-                    [line(name) for name in LADDER])
+                    [line(name) for name in SOME])
 
 
 TABLES = dict(memory=memory_table, sizes=lambda cfg: table(), hours=hours_table, gpus=gpus_table,
-              ppo=ppo_table, wire=wire_table)
+              ppo=ppo_table, ranks=ranks_table, wire=wire_table)
 
 
 def estimate(cfg):
     """Lines: each phase's sum, and the terms of the largest."""
-    from runs.counts import phases
     one = job(cfg, cfg.stage, cfg.size)
     most, name, terms = peak(one)
-    others = [f"{phase} {gb(sum(x.values()))}" for phase, x in phases(one).items() if phase != name]
+    others = [f"{phase} {gb(sum(x.values()))}" for phase, x in phases(one).items() if phase != name
+              and "critic" not in phase]
     return [f"{cfg.stage}, {cfg.size}: {gb(most)} GB, most in the phase '{name}'",
             *(f"{gb(n):>10} {term}" for term, n in terms.items()), "others: " + ", ".join(others)]
 
