@@ -8,9 +8,9 @@ steps equal 10, code in a pickle, bf16's lost steps: test_common. A bad gradient
 test_parallel. A full disk: test_common, of two ranks here.
 
 Proved alive by: weights shared with the file they come from, drawn first, frozen, of a fresh head
-not 0, an untied head lost; a file read into memory; gradients not summed, the norm of one shard;
-the whole copy kept, embeddings not cut; a softmax in bf16; a dummy pass of weight 1; a full disk's
-traceback; --shard not passed on to PPO.
+not 0, an untied head lost; a file read into memory; gradients not summed; the whole copy kept,
+embeddings not cut; a softmax in bf16; a dummy pass of weight 1; a full disk's traceback; --shard
+not passed on to PPO.
 """
 
 import json
@@ -230,15 +230,19 @@ def test_loading_takes_the_memory_of_the_weights(tmp_path, tok, form):
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
 def test_a_folder_takes_the_memory_of_the_weights(tmp_path, tok, form):
-    """From a Hugging Face folder: 1.1 times the weights at the end; one tensor's copy on the way.
+    """From a Hugging Face folder: the weights are held once, none is a view of what is larger. What
+    malloc keeps of the copies on the way, two of a tensor at a time, is not as much again.
     """
     old = GPT(GPTConfig(tok.vocab, 64, 3, 4, 512, **form)).reset(3)
     size = 4 * sum(p.numel() for p in old.parameters())
     hf.save(tmp_path / "folder", pack(old, tok)["gpt"], old.state_dict(), tok)
+    hf.load(tmp_path / "folder", tok)                   # what its first use imports
     before = anonymous()
     gpt, state, _ = hf.load(tmp_path / "folder", tok)
-    assert anonymous() - before < 1.1 * size
+    assert anonymous() - before < 1.6 * size
     new = unpack(dict(gpt=gpt, model=state))
+    assert {k: x.untyped_storage().nbytes() for k, x in state.items()} == {
+        k: 4 * x.numel() for k, x in new.state_dict().items()}
     assert all(torch.equal(p, old.get_parameter(k)[:tok.vocab] if p.ndim > 1 and k in hf.TABLES
                            else old.get_parameter(k)) or k in hf.TABLES
                for k, p in new.named_parameters())
