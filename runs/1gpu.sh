@@ -19,7 +19,7 @@
 # Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
 # counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, the tests rehearse it on a CPU. Beside each stage stands
 # what is counted, not measured, for an H100 at 35% of its rate; an A100 has a third of it. The most memory is that of
-# PPO's 512 answers at once, 30 GB. Stop and start it as you like.
+# PPO's 512 answers at once, 34 GB. Stop and start it as you like.
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."
@@ -116,7 +116,7 @@ $PY preference.py --init "$INIT" --data "$TRAIN" --test "$OUT/data/test.jsonl" -
 
 # Stage 3: PPO (HH 4.1, B.1): rate 0.01, lambda_KL 0.001 on raw scores, clip 0.2, gamma 1, no entropy bonus, K = 1,
 # temperature 1, 128 tokens, 100,000 answers. Batch and warm-up are InstructGPT's (C.4).
-# 5 minutes, 30 GB.
+# 5 minutes, 34 GB.
 $PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --prompts "$TRAIN" --new "$NEW" --temperature 1 \
     --samples "$BATCH" --minibatch "$MINI" --epochs 1 --iterations "$ITERATIONS" --micro "$MICRO" \
     --lr "$LR_RL" --critic-lr "$LR_RL" --warmup 10 --kl reward --lambda-kl 0.001 --clip 0.2 --gamma 1 \
