@@ -27,8 +27,8 @@ Passing, the largest of
     a block's backward pass: 52 C n, Pythia 24 C n (16 C n); the last block's attention: 20 C n
     the embedding's gradients, of the head and of the ids, as products: 2 * 4 V C
   Where head and embedding are one, the first 4 V C stay to the end of the backward pass.
-  GPU: weights in bf16, 2 N of the blocks and 2 V C, to the end of the pass; with --checkpoint to
-  the end of the forward pass. torch keeps them whole even where the weights are cut.
+  GPU: weights in bf16, 2 N of the blocks and 2 V C, to the end of the pass, which torch keeps whole
+  even where the weights are cut; with --checkpoint those of one block or the head.
 Sampling, per row: keys and values, 2 L C S numbers (4 or 2 bytes); 5 * 4 V for logits. Once rows
   have ended the living ones' caches are copied: 3/4 of them (GPU 1/2) exist twice. Reading prompts,
   512 tokens at a time (GPU 65,536): q, k, v of all layers, GPU also a copy, 32 C of a block.
@@ -133,7 +133,7 @@ def backward(job, c):
     passing = 16 * C if cuda else 4 * C * (6 if c.exact_gelu else 13)
     classes = 5 if job.stage == "distill" else 3
     return {
-        "forward": dict(kept=blocks + end, mask=mask, **half),
+        "forward": dict(kept=blocks + end, mask=mask, **late),
         "head": dict(kept=blocks + end, mask=mask, logits=classes * 4 * V * m * head, **late),
         "head's weights": dict(kept=blocks + end, logits=2 * table * head, **late),
         "last block": dict(kept=blocks, mask=mask, passing=20 * C * n, **again, **share, **late),

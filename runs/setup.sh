@@ -6,8 +6,8 @@
 #     bash runs/setup.sh --test    # also what the tests need (tests/requirements.txt): 1 minute more
 #
 # VENV    the environment's folder (default .venv; a relative path starts at the repository's root)
-# PYTHON  the interpreter to make it from (default python3); a torch 2.6 or newer that it has is used
-# TORCH   what to install if it has none, as in TORCH='torch>=2.6' (default: the tested torch==2.13.0)
+# PYTHON  the interpreter to make it from (default python3); a torch 2.7 or newer that it has is used
+# TORCH   what to install if it has none, as in TORCH='torch>=2.7' (default: the tested torch==2.13.0)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,9 +32,9 @@ done
 [ ${#todo[@]} -gt 0 ] || exit 0
 trap 'fail "interrupted; run it again and it goes on"' INT TERM
 
-has_torch() {  # does interpreter $1 have a torch of 2.6 or newer?
+has_torch() {  # does interpreter $1 have a torch of 2.7 or newer?
     "$1" -c 'import importlib.metadata as m, sys
-sys.exit(tuple(map(int, m.version("torch").split(".")[:2])) < (2, 6))' 2>/dev/null
+sys.exit(tuple(map(int, m.version("torch").split(".")[:2])) < (2, 7))' 2>/dev/null
 }
 pip_install() { "$py" -m pip install --quiet --disable-pip-version-check --no-input "$@" >"$log" 2>&1; }
 pip_failed() { fail "pip could not install $1: $(grep -m 1 ERROR "$log" || tail -n 1 "$log") (see $log)"; }
@@ -79,8 +79,8 @@ if ! has_torch "$py"; then
     say "installing $want (1-2 minutes and the download)"
     if ! pip_install "$want"; then  # no such release for an older Python or an Intel Mac: take another
         [ -z "${TORCH:-}" ] && grep -q "from versions: [0-9]" "$log" || pip_failed "$want"
-        say "there is no $want for this Python: installing torch>=2.6"
-        pip_install "torch>=2.6" || pip_failed "torch>=2.6"
+        say "there is no $want for this Python: installing torch>=2.7"
+        pip_install "torch>=2.7" || pip_failed "torch>=2.7"
     fi
 fi
 

@@ -223,11 +223,10 @@ def ppo_table(cfg):
         c = shape(name)
         both = parameters(c) + parameters(scalar(c))
         return [name, gb(16 * both), gb(4 * both), gb(4 * both), gb(64 * cache(c, c.n_ctx, True)),
-                *(fewest(cfg, "ppo", name, x)
-                  for x in ((), ("frozen",), ENGINE, (*ENGINE, "bf16")))]
+                *(fewest(cfg, "ppo", name, x) for x in ((), ("frozen",), ENGINE))]
 
     return markdown(["size", "trained", "frozen", "whole copies", "64 caches", "GPUs",
-                     "frozen away", "and an engine", "and bf16 cut"], [line(x) for x in LADDER])
+                     "frozen away", "and an engine"], [line(x) for x in LADDER])
 
 
 def ranks_table(cfg):
