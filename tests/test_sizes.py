@@ -333,6 +333,7 @@ def test_what_ranks_hold():
     tables, blocks = 4 * (512 + 97 + 2) * 64, 4 * (12 * 64 * 64 + 13 * 64)
     assert cut["head"]["gathered"] == 2 * tables + 4 * blocks
     assert sum(cut["head, critic"].values()) < sum(cut["head"].values())
+    assert alone["scoring"]["logits"] == 6 * 4 * 512 * 8 * 128
     job = Job("ppo", c, ranks=4, shard=True)
     assert peak(job)[0] - peak(job, ("frozen",))[0] == frozen
 
