@@ -569,6 +569,13 @@ class Cache:
                      self.ours)
 
 
+def at_once(c):
+    """Tokens of prompts that a GPU reads at a time: more give it no more work, and take memory, of
+    which this is 4 GB at most ((10 L + 32) C bytes a token, runs/counts.py).
+    """
+    return min(65536, 2 ** 32 // ((10 * c.n_layer + 32) * c.n_embd))
+
+
 def prefill(model, prompts, n, new, pad):
     """Reads the prompts, of like lengths together: hidden state of each one's last token, Cache."""
     c, device, ours = model.config, model.device, fused(model)
@@ -581,7 +588,7 @@ def prefill(model, prompts, n, new, pad):
     prompt = pairs(P, c.n_head, longest if apart else longest + new, D)
     own = pairs(P, c.n_head, n, new, D) if apart else []
     hidden, lengths = [], torch.tensor([len(p) for p in prompts], device=device)
-    many = max(1, (65536 if ours else 512) // longest)                       # rows at a time
+    many = max(1, (at_once(c) if ours else 512) // longest)                  # rows at a time
     for i in range(0, P, many):
         ids, some = pad_rows(prompts[i:i + many], pad, device)
         kept, last = [], (torch.arange(len(some), device=device), some - 1)

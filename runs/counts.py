@@ -31,21 +31,21 @@ Passing, the largest of
   even where the weights are cut; with --checkpoint those of one block or the head.
 Sampling, per row: keys and values, 2 L C S numbers (4 or 2 bytes); 5 * 4 V for logits. Once rows
   have ended the living ones' caches are copied: 3/4 of them (GPU 1/2) exist twice. Reading prompts,
-  512 tokens at a time (GPU 65,536): q, k, v of all layers, GPU also a copy, 32 C of a block.
+  512 tokens at a time (GPU 65,536, or what takes 4 GB): q, k, v of all layers, GPU also a copy,
+  32 C of a block.
 --shard: tables whole with their gradients; two blocks whole, and their gradients. For sampling and
   evaluation each trained model whole, 4 N.
 PPO: policy and critic trained, reference and preference model frozen; sampling and scoring are
   phases of their own, in which one process has no gradients; several keep the space for them.
 
 Not counted: what an allocator keeps of what was freed (malloc with common.keep_memory: half a GB
-beside 1 GB), CUDA's own half GB, 0.4 GB of Python and torch; the file that a run began from, where
-the stage still holds it on the CPU. A step that is one micro-batch on one rank takes less: its
-gradients come as its activations go.
+beside 1 GB), CUDA's own half GB, 0.4 GB of Python and torch. A step that is one micro-batch on one
+rank takes less: its gradients come as its activations go.
 """
 
 from dataclasses import dataclass, replace
 
-from model import GPTConfig
+from model import GPTConfig, at_once
 
 TRAINED = ("pretrain", "distill", "sft", "preference", "ppo")
 STAGES = (*TRAINED, "sampling")
@@ -152,8 +152,8 @@ def cache(c, slots, cuda):
 def sampling(job, c):
     """{moment: {term: bytes}} of answers to `samples` prompts at once."""
     C, prompt = c.n_embd, job.length - job.new
-    at_once = max(1, (65536 if job.cuda else 512) // prompt)
-    tokens = min(job.samples, at_once) * prompt
+    many = max(1, (at_once(c) if job.cuda else 512) // prompt)
+    tokens = min(job.samples, many) * prompt
     reading = tokens * ((10 * c.n_layer + 32) * C if job.cuda else 4 * (3 * c.n_layer + 9) * C)
     held = job.samples * cache(c, job.length, job.cuda)
     copied = held // 2 if job.cuda else 3 * held // 4
