@@ -243,9 +243,7 @@ def uniforms(rows, width, *key):
 def epoch_order(n, *key):
     """The rows of one epoch in keyed order; kept, since of many rows it takes longer than a step.
     """
-    order = keyed(*key).permutation(n)
-    order.setflags(write=False)
-    return order
+    return keyed(*key).permutation(n)
 
 
 def batch_rows(n, batch, step, *key):
@@ -257,7 +255,7 @@ def batch_rows(n, batch, step, *key):
     if not per_epoch:
         raise UserError(f"{n} rows are fewer than one batch of {batch}: lower --batch")
     epoch, i = divmod(step, per_epoch)
-    return epoch_order(n, *key, "epoch", epoch)[i * batch:(i + 1) * batch]
+    return epoch_order(n, *key, "epoch", epoch)[i * batch:(i + 1) * batch].copy()
 
 
 # ---------------------------------------------------------------- the optimizer step
@@ -418,7 +416,7 @@ class Run:
                                 "--out")
             defaults = {f.name: f.default for f in dataclasses.fields(cfg)}
             old = {**defaults, **self.resume["config"]}  # a younger knob was at its default
-            free = ("out", "device", "shard")            # what changes no number
+            free = ("out", "device", "shard", "checkpoint")    # what changes no number
             changed = [k for k in config if k not in free and old.get(k) != config[k]]
             if changed:
                 k = changed[0]

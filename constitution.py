@@ -168,7 +168,7 @@ def made(cfg, name, count, paths, make):
             write_atomically(run.dir / "comparisons.jsonl", lambda f: f.write(text.encode()))
             print(f"{name}: {len(kept)} lines, {count - len(kept)} dropped")
         run.save(count, finished=True)
-    meet(ALONE)                                             # rank 0 has written before others read
+    meet(ALONE)      # rank 0 has written before others read
     return run.dir
 
 

@@ -48,6 +48,7 @@ from measures import mean_se
 from model import by_length, pad_rows, unpack
 from parallel import Team, home, passes, portions
 
+
 @dataclass(frozen=True)
 class Config:
     init: str = "out/laptop/cai/pretrain"  # language model that becomes the scorer

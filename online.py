@@ -90,7 +90,7 @@ def simulated(cfg, name, policies, count, **knobs):
     collect.collect(collect.Config(
         policy=",".join(policies), out=str(folder), count=count, tranche=name,
         temperature=cfg.temperature, seed=cfg.seed, device=cfg.device, **knobs))
-    meet(ALONE)                                             # rank 0 has written before others read
+    meet(ALONE)      # rank 0 has written before others read
     return preference.read_comparisons(folder)
 
 

@@ -58,9 +58,11 @@ class Team:
         self.model = model
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.net, self.cut = Inside(model, self.world), shard and self.world > 1
+        meet(ALONE, ALONE)           # each has read its data at a speed of its own
         if self.cut:
-            if model.checkpoint and model.h[0]._compiled_call_impl:
-                raise UserError("--shard, --checkpoint and --compile: torch can't do all three; "
+            gpus = (device or model.device).type == "cuda"   # there `home` was the wrong device
+            if model.h[0]._compiled_call_impl and (model.checkpoint or gpus):
+                raise UserError("--shard and --compile: not on GPUs, and not with --checkpoint; "
                                 "leave --compile out")
             self.empty = without_weights(model)
             self.net.world = sharded(self.net, device or model.device)

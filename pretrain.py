@@ -168,7 +168,7 @@ def beginning(cfg, run, texts, own=None):
         raise UserError(f"--tokenizer {cfg.tokenizer}: {cfg.tokens} has another one; leave it out")
     if not source:
         tok = named or own or (train_bpe(strings(texts), cfg.vocab) if cfg.text
-                        else toy_tokenizer(cfg.seed, cfg.vocab, cfg.world))
+                               else toy_tokenizer(cfg.seed, cfg.vocab, cfg.world))
         return tok, GPT(sized(cfg.size, tok.vocab, cfg.context)).reset(cfg.seed)
     tok, model = loads(source["tokenizer"]), unpack(source)
     if own and own.fingerprint != tok.fingerprint:

@@ -102,7 +102,7 @@ def test_large_scores(size):
 def test_split_views():
     """q, k, v as the model makes them: slices of one tensor, heads side by side."""
     with torch.no_grad():
-        q, k, v = noisy().to(DEVICE).h[0].attn.split(randn(2, 67, 48))
+        q, k, v = noisy().to(DEVICE).h[0].attn.split(randn(2, 67, 48), None)
     assert q.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and q.stride(2) == 144
     check(until_of(67, "packed", "tree"), q, k, v, randn(2, 2, 67, 24))
 

@@ -621,12 +621,11 @@ def test_summary_has_the_standard_error_over_answers():
     """KL sums 1 and -1; exactly .75 and .5, so gaps .25 and -1.5; to the start 3 and -3.5."""
     batch = dict(two_answers(), exact=T([.5, .25], [.5, NAN]), start=T([-3, -3], [-.5, NAN]),
                  test_pm=T(2, 5))
-    told = ppo.summary(batch, "cpu")
+    told = ppo.summary(batch)
     want = dict(kl=0, kl_se=0.5 ** 0.5, kl_exact=0.625, kl_gap=-0.625,
                 kl_gap_se=0.875 / 2 ** 0.5, kl_start=-0.25, test_pm=3.5, penalty=0.25)
     assert {k: told[k] for k in want} == pytest.approx(want)
-    assert not {"kl_exact", "kl_gap", "kl_start", "test_pm"} & ppo.summary(two_answers(),
-                                                                         "cpu").keys()
+    assert not {"kl_exact", "kl_gap", "kl_start", "test_pm"} & ppo.summary(two_answers()).keys()
 
 
 def test_exact_kl_by_hand():

@@ -525,7 +525,7 @@ def written(place):
 
 # what `run.log(..., **name)` of a stage holds: the functions that make it, or names
 SPREAD = {("ppo", "row"): ("rollout.summary", "rollout.columns_of"),
-          ("ppo", "told"): ("ppo.improve",), ("sft", "found"): ("sft.evaluate.found",),
+          ("ppo", "done"): ("ppo.improve",), ("sft", "found"): ("sft.evaluate.found",),
           ("prompts", "counts"): {"<reason>"}, ("online", "accuracy"): {"accuracy_<lot>"},
           ("constitution", "found"): ("critic.habits", "critic.facts_of"),
           ("online", "means"): {"kl", "score", "gold_helpful", "gold_harmless",

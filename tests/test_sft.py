@@ -293,38 +293,15 @@ def test_a_stopped_run_goes_on_to_the_same_weights(stage, tmp_path, few, monkeyp
         assert str(resumed["optimizer"]) == str(whole["optimizer"])
 
 
-def test_ranks_share_a_step(stage, tmp_path, few, monkeypatch):
-    """Gradients and loss sums of two processes add up to those of one."""
-    found = {}
-
-    def steps(rank, world_size):
-        sums, grads = [], []
-        with monkeypatch.context() as patch:
-            patch.setattr(sft, "start", lambda device: (rank, world_size, torch.device("cpu")))
-            patch.setattr(sft, "total", lambda x, device: (sums.append(x), x)[1])
-            patch.setattr(sft, "update", lambda model, optimizer, lr: (grads.append(torch.cat(
-                [p.grad.flatten() for p in model.parameters()])), model.zero_grad(), 1.0)[2])
-            out = tmp_path / f"{rank}{world_size}"
-            cfg = sft.Config(init=str(stage / "base.pt"), out=str(out), device="cpu", demos=24,
-                             batch=8, micro=3, epochs=1, eval_prompts=1, mix=0.25)
-            sft.train(cfg)
-        return torch.tensor(sums), torch.stack(grads)
-
-    for rank, size in ((0, 1), (0, 2), (1, 2)):
-        found[rank, size] = steps(rank, size)
-    for one, a, b in zip(found[0, 1], found[0, 2], found[1, 2], strict=True):
-        assert torch.allclose(one, a + b, atol=1e-5) and a.abs().sum() > 0 and b.abs().sum() > 0
-
-
 def test_pretraining_text_is_mixed_in(stage, tmp_path, few, monkeypatch):
     """A quarter of 8: 2 texts, all tokens but the first learned, and 6 demonstrations a step."""
-    kinds, inner = [], sft.mine
+    kinds, inner = [], sft.portions
 
     def spied(batch, *of):
         kinds.append([n == len(ids) - 1 for ids, n in batch])
         return inner(batch, *of)
 
-    monkeypatch.setattr(sft, "mine", spied)
+    monkeypatch.setattr(sft, "portions", spied)
     lines, _ = train(stage, tmp_path / "a", mix=0.25, epochs=1)
     assert kinds == [[False] * 6 + [True] * 2] * 4 and len(lines) == 4 + 2 + 1
     documents = sft.documents_of(TOK, 0, 8, 160)
