@@ -20,6 +20,7 @@ torch.set_num_threads(min(2, torch.get_num_threads()))
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: minutes; run with runs/test.sh --all")
+    config.addinivalue_line("markers", "long: more of the same; run with runs/test.sh --long")
 
 
 @pytest.fixture(scope="session")

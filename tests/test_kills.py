@@ -60,15 +60,19 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize("stage, more, moments", [
     ("ppo", ["--shard"], [ROLLOUT, WRITE]),
     slow("pretrain", ["--shard"], [STEP, WRITE, JOIN, RENAME, *4 * [CLOCK], JOIN, WRITE]),
-    slow("ppo", ["--shard"], [ROLLOUT, WRITE, JOIN, RENAME, SCORE, *4 * [CLOCK], ROLLOUT]),
-    slow("ppo", [], [ROLLOUT, WRITE, SCORE, RENAME, *2 * [CLOCK]]),
-    slow("pm", ["--shard"], [STEP, WRITE, CLOCK]), slow("pm", [], [RENAME, CLOCK, STEP]),
-    slow("sft", ["--shard"], [JOIN, RENAME, CLOCK]), slow("sft", [], [WRITE, STEP, CLOCK]),
-    slow("distill", ["--shard"], [WRITE, JOIN, CLOCK]), slow("distill", [], [STEP, RENAME, CLOCK]),
-    slow("harm", ["--shard"], [WRITE, STEP, CLOCK])])
+    long("ppo", ["--shard"], [ROLLOUT, WRITE, JOIN, RENAME, SCORE, *4 * [CLOCK], ROLLOUT]),
+    long("ppo", [], [ROLLOUT, WRITE, SCORE, RENAME, *2 * [CLOCK]]),
+    long("pm", ["--shard"], [STEP, WRITE, CLOCK]), long("pm", [], [RENAME, CLOCK, STEP]),
+    long("sft", ["--shard"], [JOIN, RENAME, CLOCK]), long("sft", [], [WRITE, STEP, CLOCK]),
+    long("distill", ["--shard"], [WRITE, JOIN, CLOCK]), long("distill", [], [STEP, RENAME, CLOCK]),
+    long("harm", ["--shard"], [WRITE, STEP, CLOCK])])
 def test_killed_again_and_again_it_ends_the_same(tiny, nursery, tmp_path, stage, more, moments):
     rng, flags = random.Random(f"{stage} {more}"), dict(FLAGS[stage])
     if stage == "ppo" and len(moments) < 5:

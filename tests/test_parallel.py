@@ -40,10 +40,14 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def cuts(stages):
     """Stage, ranks and micro-batch so that each two of them meet: half of all triples."""
-    return [slow(stage, (2, 4)[(i + j) % 2], micro) for i, stage in enumerate(stages)
-            for j, micro in enumerate((1, 2, 8))]
+    return [((slow if (i + j) % 3 == 0 else long)(stage, (2, 4)[(i + j) % 2], micro))
+            for i, stage in enumerate(stages) for j, micro in enumerate((1, 2, 8))]
 
 
 def well(ranks):
@@ -91,8 +95,8 @@ def pythia(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stage, world, micro, more", [
-    ("pretrain", 2, 3, ["--shard", "--checkpoint"]), slow("pretrain", 4, 2, []),
-    slow("ppo", 2, 2, ["--shard", "--checkpoint"]), slow("distill", 2, 2, ["--shard"])])
+    ("pretrain", 2, 3, ["--shard", "--checkpoint"]), long("pretrain", 4, 2, []),
+    slow("ppo", 2, 2, ["--shard", "--checkpoint"]), long("distill", 2, 2, ["--shard"])])
 def test_a_model_of_pythias_form(tiny, nursery, tmp_path, pythia, stage, world, micro, more):
     """Rotary positions, a parallel residual, an untied head; its blocks computed twice."""
     flags = {"ppo": dict(policy=pythia, critic="policy")}.get(stage, dict(init=pythia))
@@ -133,9 +137,9 @@ def test_ppo_with_text_and_averages_gives_the_weights_of_one_process(tiny, nurse
 
 @pytest.mark.parametrize("stage, before, world, more", [
     ("distill", [], 2, []), ("sft", SHARD, 1, []), slow("pm", [], 2, SHARD),
-    slow("pretrain", [], 1, []), slow("pretrain", SHARD, 2, SHARD), slow("harm", SHARD, 2, []),
-    slow("pm", SHARD, 2, []), slow("sft", [], 2, SHARD), slow("distill", SHARD, 2, SHARD),
-    slow("ppo", [], 2, []), slow("ppo", SHARD, 1, []), slow("ppo", SHARD, 2, SHARD)])
+    long("pretrain", [], 1, []), slow("pretrain", SHARD, 2, SHARD), long("harm", SHARD, 2, []),
+    long("pm", SHARD, 2, []), long("sft", [], 2, SHARD), long("distill", SHARD, 2, SHARD),
+    long("ppo", [], 2, []), slow("ppo", SHARD, 1, []), long("ppo", SHARD, 2, SHARD)])
 def test_what_four_ranks_wrote_goes_on_on_fewer(tiny, nursery, tmp_path, stage, before, world,
                                                 more):
     """Sharded or not, before and after: rank 1 asks all to stop, in the midst of a run."""
@@ -229,15 +233,15 @@ def test_the_limits_leave_less_than_a_minute():
 
 @pytest.mark.parametrize("stage, more, what, number, victim", [
     ("pretrain", [], "model.pad_rows", 12, 1), ("ppo", SHARD, "rollout.generate", 2, 1),
-    slow("pretrain", [], "step", 4, 1), slow("pretrain", [], "step", 4, 0),
-    slow("pretrain", [], "common.update", 3, 2), slow("pretrain", SHARD, "model.pad_rows", 12, 1),
+    long("pretrain", [], "step", 4, 1), slow("pretrain", [], "step", 4, 0),
+    long("pretrain", [], "common.update", 3, 2), long("pretrain", SHARD, "model.pad_rows", 12, 1),
     slow("pretrain", SHARD, "parallel.full", 40, 1),
-    slow("pretrain", SHARD, "model.pad_rows", 9, 0), slow("distill", [], "common.update", 3, 1),
-    slow("sft", SHARD, "common.update", 3, 1), slow("pm", [], "common.update", 3, 0),
-    slow("harm", SHARD, "common.update", 3, 1),
-    slow("ppo", [], "rollout.generate", 3, 1), slow("ppo", [], "rollout.generate", 3, 0),
-    slow("ppo", [], "rollout.pm_scores", 2, 1), slow("ppo", SHARD, "common.update", 3, 1),
-    slow("distill", [], "common.Run.save", 1, 1), slow("ppo", SHARD, "common.Run.save", 1, 1)])
+    long("pretrain", SHARD, "model.pad_rows", 9, 0), long("distill", [], "common.update", 3, 1),
+    long("sft", SHARD, "common.update", 3, 1), long("pm", [], "common.update", 3, 0),
+    long("harm", SHARD, "common.update", 3, 1),
+    long("ppo", [], "rollout.generate", 3, 1), long("ppo", [], "rollout.generate", 3, 0),
+    long("ppo", [], "rollout.pm_scores", 2, 1), long("ppo", SHARD, "common.update", 3, 1),
+    long("distill", [], "common.Run.save", 1, 1), slow("ppo", SHARD, "common.Run.save", 1, 1)])
 def test_a_rank_that_hangs_is_named(tiny, nursery, tmp_path, stage, more, what, number, victim):
     """In a micro-batch, before a sum of losses, before its step; while blocks' weights are
     collected; while it answers, or reads answers; when rank 0 saves.
@@ -278,8 +282,7 @@ def test_a_killed_rank_is_named(tiny, nursery, tmp_path):
     assert left.last.startswith("error: rank 1 is lost")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--shard"]])
+@pytest.mark.parametrize("more", [slow([]), long(["--shard"])])
 def test_four_ranks_go_on_to_the_same_bits(tiny, nursery, tmp_path, more):
     """Sums of four numbers depend on their order, which must not change with a new start."""
     for name, hooks in (("whole", []), ("run", [("at_step", [4, "SIGKILL", 3])])):
@@ -312,8 +315,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage, kills", [("pretrain", 10), ("ppo", 2)])
+@pytest.mark.parametrize("stage, kills", [slow("pretrain", 10), long("ppo", 2)])
 def test_torchrun_starts_again_what_was_killed(tiny, nursery, tmp_path, stage, kills):
     """Any rank at random moments: the finished run is the unbroken one, bit for bit."""
     driver, flags = tmp_path / "driver.py", dict(pretrain=dict(steps=25), ppo={})[stage]

@@ -259,8 +259,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is r
 
 
 @linux
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, dict(checkpoint=True)])
+@pytest.mark.parametrize("more", [pytest.param({}, marks=pytest.mark.slow), pytest.param(
+    dict(checkpoint=True), marks=pytest.mark.long)])
 def test_a_process_of_pretraining(begun, more):
     """Beyond what the process of a tiny model takes: imports, text, tokenizer."""
     name = f"{len(more)}"
@@ -273,7 +273,7 @@ def test_a_process_of_pretraining(begun, more):
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_of_the_preference_model(begun):
     """The checkpoint that it began from stays in its file, weights and moments."""
     found = []
