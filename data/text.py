@@ -67,8 +67,9 @@ def windows(tok, text, room):
     Each ends with a paragraph (a blank line) if one ends in its second half, else with a line,
     else where it is full.
     """
-    ids, data, borders = tok.encode(text), text.encode(), []
-    ends = list(accumulate(map(len, tok.encoding.decode_tokens_bytes(ids))))  # in bytes
+    ids, borders = tok.encode(text), []
+    parts = tok.encoding.decode_tokens_bytes(ids)
+    ends, data = list(accumulate(map(len, parts))), b"".join(parts)     # in bytes; maybe not text's
     for border in (rb"\n\s*\n", rb"\n"):
         found = {match.end() for match in re.finditer(border, data)}
         borders.append([i for i, end in enumerate(ends, 1) if end in found])  # tokens before it

@@ -58,7 +58,8 @@ def pieces(path, place=0):
         while data := file.read(PIECE):
             if len(data) == PIECE:
                 cut = data.rfind(b"\n\n") + 2 if b"\n\n" in data else data.rfind(b"\n") + 1
-                cut = cut or next(i for i in range(PIECE - 1, -1, -1) if data[i] & 0xC0 != 0x80)
+                last = range(PIECE - 1, PIECE - 5, -1)          # a character has 4 bytes at most
+                cut = cut or next((i for i in last if data[i] & 0xC0 != 0x80), PIECE)
                 data = data[:cut]
                 file.seek(place + cut)
             try:

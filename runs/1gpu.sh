@@ -31,16 +31,23 @@ CONTEXT=1024 ROWS=512 WARMUP=700 ROLES=100 ROLE_ROWS=64 LENGTH=512 TEXTS=683616 
 SAMPLES=102400 PAIRS=0 SAVE=250 SAVE_RL=10
 fail() { echo "error: $*" >&2; exit 2; }
 from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
-while [ $# -gt 0 ]; do
-    if [ "$1" = --rehearse ]; then
+all_from_here() {  # names with commas between; blanks around them don't count
+    tr , '\n' <<<"$1" | while read -r name; do [ -z "$name" ] || from_here "$name"; done | paste -sd , -
+}
+for word in "$@"; do  # first, wherever it stands: other flags change its numbers, too
+    if [ "$word" = --rehearse ]; then
         CONTEXT=320 ROWS=8 WARMUP=2 ROLES=4 ROLE_ROWS=8 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24
         PAIRS=256 SAVE=2 SAVE_RL=1 STEPS=4 MICRO=4
+    fi
+done
+while [ $# -gt 0 ]; do
+    if [ "$1" = --rehearse ]; then
         shift
         continue
     fi
     [ $# -gt 1 ] || fail "$1 needs a value; the first lines of runs/1gpu.sh list the flags"
     case "$1" in
-        --text) TEXT=$2 ;;
+        --text) TEXT=$(all_from_here "$2") ;;
         --hh) HH=$(from_here "$2") ;;
         --gpt2) GPT2=$(from_here "$2") ;;
         --bpe) BPE=$(from_here "$2") ;;
@@ -60,7 +67,9 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$TEXT$GPT2" ] || fail "--text NAMES is missing: what to pretrain on; or --gpt2 FOLDER: weights to begin from"
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
-for name in "$HH" "$PROMPT" $GPT2 $FORUM $HHH $LAMBADA $ARC; do
+IFS=, read -ra NAMES <<<"$TEXT"
+NAMES+=("$HH" "$PROMPT" ${GPT2:+"$GPT2"} ${FORUM:+"$FORUM"} ${HHH:+"$HHH"} ${LAMBADA:+"$LAMBADA"} ${ARC:+"$ARC"})
+for name in "${NAMES[@]}"; do
     [ -e "$name" ] || fail "$name: no such file or folder"
 done
 
@@ -68,66 +77,70 @@ PROMPT_STEPS=$((TEXTS / 32)) ITERATIONS=$((SAMPLES / BATCH))
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
+if [ -n "$GPT2" ] && compgen -G "$GPT2/*.safetensors" >/dev/null && ! compgen -G "$GPT2/*.bin" >/dev/null; then
+    "$PY" -c "import safetensors" 2>/dev/null ||
+        fail "$GPT2: its weights are in a form that needs a package: ${PY%python}pip install safetensors"
+fi
 [ -z "$GPT2" ] || BPE=$GPT2
-RATES=$($PY runs/rates.py "${RATE:-${GPT2:-$SIZE}}")
+RATES=$("$PY" runs/rates.py "${RATE:-${GPT2:-$SIZE}}")
 rate() { sed -n "s/^$1 //p" <<<"$RATES"; }
 LR=$(rate pretrain) LR_ROLES=$(rate dialogues) LR_DISTILL=$(rate distill) LR_PMP=$(rate pmp)
 LR_PM=$(rate pm) LR_RL=$(rate ppo)
 
 # Rows to comparisons: minutes for all 170,000.
-[ -e "$OUT/data/test.jsonl" ] || $PY data/hh.py "$HH" --out "$OUT/data" --test 0.05
+[ -e "$OUT/data/test.jsonl" ] || "$PY" data/hh.py "$HH" --out "$OUT/data" --test 0.05
 TRAIN=$OUT/data/train.jsonl TALKS=$OUT/data/train.jsonl
 if [ -n "$FORUM" ]; then
     TALKS=$OUT/forum.jsonl
-    [ -e "$TALKS" ] || $PY data/forum.py "$FORUM" --out "$TALKS"
+    [ -e "$TALKS" ] || "$PY" data/forum.py "$FORUM" --out "$TALKS"
 fi
 
 # The text and the training dialogues as one file of ids: 5 billion in 45 minutes of one core, 10 GB on the disk.
-$PY data/tokens.py ${TEXT:+"$TEXT"} "$TRAIN" --tokenizer "$BPE" --out "$OUT/tokens"
+"$PY" data/tokens.py ${TEXT:+"$TEXT"} "$TRAIN" --tokenizer "$BPE" --out "$OUT/tokens"
 
 # Stage 0: a base model, 3.5 hours, 18 GB; or GPT-2's, which learns the ids of roles and turns, of which it knows
 # nothing, in 100 steps of 64 rows of dialogues, 2 minutes.
 if [ -n "$GPT2" ]; then
-    $PY sample.py --import-hf "$GPT2" --tokenizer "$GPT2" --out "$OUT/import"
-    $PY data/tokens.py "$TRAIN" --tokenizer "$GPT2" --out "$OUT/dialogues"
-    $PY pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROLE_ROWS" \
+    "$PY" sample.py --import-hf "$GPT2" --tokenizer "$GPT2" --out "$OUT/import"
+    "$PY" data/tokens.py "$TRAIN" --tokenizer "$GPT2" --out "$OUT/dialogues"
+    "$PY" pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROLE_ROWS" \
         --micro "$MICRO" --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" --out "$OUT/base"
 else
-    $PY pretrain.py --tokens "$OUT/tokens" --size "$SIZE" --context "$CONTEXT" --batch "$ROWS" --micro "$MICRO" \
+    "$PY" pretrain.py --tokens "$OUT/tokens" --size "$SIZE" --context "$CONTEXT" --batch "$ROWS" --micro "$MICRO" \
         --steps "$STEPS" --warmup "$WARMUP" --lr "$LR" --every "$SAVE" --out "$OUT/base"
 fi
 
 # Stage 1: the HHH prompt goes into the weights (HH A.1): batches of 32, at most 350 million tokens, rate 0.05, linear
-# to zero. 20 minutes, 9 GB.
-$PY distill.py --init "$OUT/base" --prompt "$PROMPT" --tokens "$OUT/tokens" --dialogues "$TALKS" --no-cache \
+# to zero. 20 minutes, 8 GB.
+"$PY" distill.py --init "$OUT/base" --prompt "$PROMPT" --tokens "$OUT/tokens" --dialogues "$TALKS" --no-cache \
     --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro 8 --lr "$LR_DISTILL" \
     --every "$SAVE" --out "$OUT/distill"
 
 # Stage 2: PM pretraining on votes, rate 0.1; then the comparisons, rate 0.01; one epoch each (HH A.2).
-# A minute, 9 GB.
+# A minute, 8 GB.
 INIT=$OUT/base
 if [ -n "$FORUM" ]; then
-    $PY preference.py --init "$INIT" --data "$TALKS" --test "$OUT/data/test.jsonl" --pairs "$PAIRS" --batch 64 \
+    "$PY" preference.py --init "$INIT" --data "$TALKS" --test "$OUT/data/test.jsonl" --pairs "$PAIRS" --batch 64 \
         --micro "$MICRO" --lr "$LR_PMP" --every "$SAVE" --out "$OUT/pmp"
     INIT=$OUT/pmp
 fi
-$PY preference.py --init "$INIT" --data "$TRAIN" --test "$OUT/data/test.jsonl" --pairs "$PAIRS" --batch 64 \
+"$PY" preference.py --init "$INIT" --data "$TRAIN" --test "$OUT/data/test.jsonl" --pairs "$PAIRS" --batch 64 \
     --micro "$MICRO" --lr "$LR_PM" --every "$SAVE" --out "$OUT/pm"
 
 # Stage 3: PPO (HH 4.1, B.1): rate 0.01, lambda_KL 0.001 on raw scores, clip 0.2, gamma 1, no entropy bonus, K = 1,
 # temperature 1, 128 tokens, 100,000 answers. Batch and warm-up are InstructGPT's (C.4).
 # 5 minutes, 34 GB.
-$PY ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --prompts "$TRAIN" --new "$NEW" --temperature 1 \
+"$PY" ppo.py --policy "$OUT/distill" --pm "$OUT/pm" --prompts "$TRAIN" --new "$NEW" --temperature 1 \
     --samples "$BATCH" --minibatch "$MINI" --epochs 1 --iterations "$ITERATIONS" --micro "$MICRO" \
     --lr "$LR_RL" --critic-lr "$LR_RL" --warmup 10 --kl reward --lambda-kl 0.001 --clip 0.2 --gamma 1 \
     --calibrate 0 --unfinished 0 --every "$SAVE_RL" --out "$OUT/ppo"
 
 # The report: the PM's accuracy and calibration; what RLHF costs elsewhere; whether anything broke.
-[ -e "$OUT/report/analysis.png" ] || $PY analyze.py --pm "$OUT/pm" --data "$OUT/data/test.jsonl" \
+[ -e "$OUT/report/analysis.png" ] || "$PY" analyze.py --pm "$OUT/pm" --data "$OUT/data/test.jsonl" \
     ${HHH:+--hhh "$HHH"} --gender --out "$OUT/report"
 if [ -n "$LAMBADA$ARC" ]; then
-    [ -e "$OUT/tax/benchmark.md" ] || $PY benchmark.py --ckpt "$OUT/base,$OUT/distill,$OUT/ppo" \
+    [ -e "$OUT/tax/benchmark.md" ] || "$PY" benchmark.py --ckpt "$OUT/base,$OUT/distill,$OUT/ppo" \
         ${LAMBADA:+--lambada "$LAMBADA"} ${ARC:+--arc "$ARC"} --out "$OUT/tax"
 fi
-$PY doctor.py "$OUT/ppo" || true
+"$PY" doctor.py "$OUT/ppo" || true
 echo "talk to it: $PY sample.py --new 128 --ckpt $OUT/ppo        look at it: $OUT/report/analysis.md"

@@ -39,10 +39,17 @@ NNODES=${NNODES:-1} NODE=${NODE:-0} ENDPOINT=${ENDPOINT:-}
 CONTEXT=1024 ROWS=64 ROLES=100 LENGTH=512 TEXTS=683616 NEW=128 BATCH=512 MINI=64 PAIRS=0 SAVE=500 SAVE_RL=10
 fail() { echo "error: $*" >&2; exit 2; }
 from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
-while [ $# -gt 0 ]; do
-    if [ "$1" = --rehearse ]; then
+all_from_here() {  # names with commas between; blanks around them don't count
+    tr , '\n' <<<"$1" | while read -r name; do [ -z "$name" ] || from_here "$name"; done | paste -sd , -
+}
+for word in "$@"; do  # first, wherever it stands: other flags change its numbers, too
+    if [ "$word" = --rehearse ]; then
         CONTEXT=80 ROWS=8 ROLES=4 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24 PAIRS=256 SAVE=2 SAVE_RL=1
         GENERATED=0 MICRO=4
+    fi
+done
+while [ $# -gt 0 ]; do
+    if [ "$1" = --rehearse ]; then
         shift
         continue
     fi
@@ -51,7 +58,7 @@ while [ $# -gt 0 ]; do
         --gpus) GPUS=$2 ;;
         --model) MODEL=$(from_here "$2") ;;
         --hh) HH=$(from_here "$2") ;;
-        --text) TEXT=$2 ;;
+        --text) TEXT=$(all_from_here "$2") ;;
         --forum) FORUM=$(from_here "$2") ;;
         --hhh) HHH=$(from_here "$2") ;;
         --lambada) LAMBADA=$(from_here "$2") ;;
@@ -72,7 +79,9 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$MODEL" ] || fail "--model FOLDER is missing: Pythia, or GPT-2 (python data/download.py --gpt2)"
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
-for name in "$MODEL" "$HH" "$PROMPT" $FORUM $HHH $LAMBADA $ARC; do
+IFS=, read -ra NAMES <<<"$TEXT"
+NAMES+=("$MODEL" "$HH" "$PROMPT" ${FORUM:+"$FORUM"} ${HHH:+"$HHH"} ${LAMBADA:+"$LAMBADA"} ${ARC:+"$ARC"})
+for name in "${NAMES[@]}"; do
     [ -e "$name" ] || fail "$name: no such file or folder"
 done
 for LOT in ${ROUNDS//,/ }; do
@@ -81,9 +90,18 @@ done
 [ "$NNODES" = 1 ] || [ -n "$ENDPOINT" ] || fail "NNODES=$NNODES needs ENDPOINT=host:port of the machine with NODE=0"
 
 PROMPT_STEPS=$((TEXTS / 32)) ITERATIONS=$((SAMPLES / BATCH))
+[ "$ITERATIONS" -gt 0 ] || fail "--samples $SAMPLES: fewer than the $BATCH of one iteration"
+if [ "$NODE" = 0 ] && [ "$NNODES" != 1 ]; then  # the others end when this machine does in an error
+    rm -f "$OUT/failed"
+    trap '[ $? = 0 ] || { mkdir -p "$OUT" && touch "$OUT/failed"; }' EXIT
+fi
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if compgen -G "$MODEL/*.safetensors" >/dev/null && ! compgen -G "$MODEL/*.bin" >/dev/null; then
+    "$PY" -c "import safetensors" 2>/dev/null ||
+        fail "$MODEL: its weights are in a form that needs a package: ${PY%python}pip install safetensors"
+fi
 
 STAGE=0
 ranks() {  # a stage and its flags, on all GPUs of all machines; a failed start is followed by up to ten others
@@ -101,9 +119,15 @@ once() {  # once FILE COMMAND...: FILE is what the command writes last; the firs
     shift
     if [ "$NODE" = 0 ]; then
         [ -e "$file" ] || "$@"
-    else
-        until [ -e "$file" ]; do sleep 5; done
+        return
     fi
+    [ -e "$file" ] ||
+        echo "waiting for $file, which the machine with NODE=0 makes; --out must be on a disk that all share"
+    until [ -e "$file" ]; do
+        [ ! -e "$OUT/failed" ] ||
+            fail "$OUT/failed: the machine with NODE=0 ended in an error; start it again first, then this one"
+        sleep 5
+    done
 }
 comparisons() {  # comparisons LOT: rows of HH-RLHF to comparisons; all lots split their first prompts alike
     local folders=("$HH")
@@ -113,10 +137,10 @@ comparisons() {  # comparisons LOT: rows of HH-RLHF to comparisons; all lots spl
         rs) folders=("$HH/helpful-rejection-sampled") ;;
         online) folders=("$HH/helpful-online") ;;
     esac
-    once "$OUT/data-$1/test.jsonl" $PY data/hh.py "${folders[@]}" --out "$OUT/data-$1" --test 0.05
+    once "$OUT/data-$1/test.jsonl" "$PY" data/hh.py "${folders[@]}" --out "$OUT/data-$1" --test 0.05
 }
 
-RATES=$($PY runs/rates.py "${RATE:-$MODEL}")
+RATES=$("$PY" runs/rates.py "${RATE:-$MODEL}")
 rate() { sed -n "s/^$1 //p" <<<"$RATES"; }
 LR_ROLES=$(rate dialogues) LR_DISTILL=$(rate distill) LR_PMP=$(rate pmp) LR_PM=$(rate pm) LR_RL=$(rate ppo)
 for LOT in ${ROUNDS//,/ }; do comparisons "$LOT"; done
@@ -124,8 +148,8 @@ FIRST=$OUT/data-${ROUNDS%%,*}/train.jsonl
 
 # The weights, and in some dialogues the ids of roles and turns, which these weights never saw: 100 steps of 64 rows
 # of 1,024 tokens. Not of the paper, whose models read dialogues as plain text.
-once "$OUT/import/ckpt.pt" $PY sample.py --import-hf "$MODEL" --tokenizer "$MODEL" --out "$OUT/import"
-once "$OUT/dialogues/tokens.json" $PY data/tokens.py "$FIRST" --tokenizer "$MODEL" --out "$OUT/dialogues"
+once "$OUT/import/ckpt.pt" "$PY" sample.py --import-hf "$MODEL" --tokenizer "$MODEL" --out "$OUT/import"
+once "$OUT/dialogues/tokens.json" "$PY" data/tokens.py "$FIRST" --tokenizer "$MODEL" --out "$OUT/dialogues"
 ranks pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CONTEXT" --batch "$ROWS" \
     --micro "$MICRO" --steps "$ROLES" --warmup 10 --lr "$LR_ROLES" --every "$SAVE" ${SHARD:+--shard} \
     ${AGAIN:+--checkpoint} --out "$OUT/base"
@@ -133,11 +157,11 @@ ranks pretrain.py --init "$OUT/import" --tokens "$OUT/dialogues" --context "$CON
 # The HHH prompt into the weights (HH A.1): batches of 32, at most 350 million tokens, rate 0.05, linear to zero.
 TALKS=$FIRST
 if [ -n "$FORUM" ]; then
-    once "$OUT/forum.jsonl" $PY data/forum.py "$FORUM" --out "$OUT/forum.jsonl"
+    once "$OUT/forum.jsonl" "$PY" data/forum.py "$FORUM" --out "$OUT/forum.jsonl"
     TALKS=$OUT/forum.jsonl
 fi
 if [ -n "$TEXT" ]; then
-    once "$OUT/tokens/tokens.json" $PY data/tokens.py "$TEXT" --tokenizer "$MODEL" --out "$OUT/tokens"
+    once "$OUT/tokens/tokens.json" "$PY" data/tokens.py "$TEXT" --tokenizer "$MODEL" --out "$OUT/tokens"
 fi
 ranks distill.py --init "$OUT/base" --prompt "$PROMPT" --dialogues "$TALKS" ${TEXT:+--tokens "$OUT/tokens"} \
     --no-cache --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro "$MICRO" \
@@ -175,12 +199,12 @@ for LOT in ${ROUNDS//,/ }; do
         --calibrate 0 --unfinished 0 --every "$SAVE_RL" ${SHARD:+--shard} ${AGAIN:+--checkpoint} --out "$OUT/ppo-$LOT"
 
     # The report: the PM's accuracy and calibration; what RLHF costs elsewhere; whether anything broke.
-    once "$OUT/report-$LOT/analysis.png" $PY analyze.py --pm "$OUT/pm-$LOT" --data "$TEST" ${HHH:+--hhh "$HHH"} \
+    once "$OUT/report-$LOT/analysis.png" "$PY" analyze.py --pm "$OUT/pm-$LOT" --data "$TEST" ${HHH:+--hhh "$HHH"} \
         --gender --out "$OUT/report-$LOT"
     if [ -n "$LAMBADA$ARC" ]; then
-        once "$OUT/tax-$LOT/benchmark.md" $PY benchmark.py --ckpt "$OUT/base,$OUT/distill,$OUT/ppo-$LOT" \
+        once "$OUT/tax-$LOT/benchmark.md" "$PY" benchmark.py --ckpt "$OUT/base,$OUT/distill,$OUT/ppo-$LOT" \
             ${LAMBADA:+--lambada "$LAMBADA"} ${ARC:+--arc "$ARC"} --out "$OUT/tax-$LOT"
     fi
-    if [ "$NODE" = 0 ]; then $PY doctor.py "$OUT/ppo-$LOT" || true; fi
+    if [ "$NODE" = 0 ]; then "$PY" doctor.py "$OUT/ppo-$LOT" || true; fi
 done
 echo "talk to it: $PY sample.py --new 128 --ckpt $OUT/ppo-$LOT        look at it: $OUT/report-$LOT/analysis.md"

@@ -20,11 +20,14 @@ cd "$(dirname "$0")/.."
 HH="" TEXT="" FORUM="" HHH="" GPT2="" SIZE=mini STEPS=1000 OUT=out/hh
 fail() { echo "error: $*" >&2; exit 2; }
 from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
+all_from_here() {  # names with commas between; blanks around them don't count
+    tr , '\n' <<<"$1" | while read -r name; do [ -z "$name" ] || from_here "$name"; done | paste -sd , -
+}
 while [ $# -gt 0 ]; do
     [ $# -gt 1 ] || fail "$1 needs a value; the first lines of runs/hh.sh list the flags"
     case "$1" in
         --hh) HH=$(from_here "$2") ;;
-        --text) TEXT=$2 ;;
+        --text) TEXT=$(all_from_here "$2") ;;
         --forum) FORUM=$(from_here "$2") ;;
         --hhh) HHH=$(from_here "$2") ;;
         --gpt2) GPT2=$(from_here "$2") ;;
@@ -36,34 +39,36 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
-for name in "$HH" $FORUM $HHH $GPT2; do [ -e "$name" ] || fail "$name: no such file or folder"; done
+IFS=, read -ra NAMES <<<"$TEXT"
+NAMES+=("$HH" ${FORUM:+"$FORUM"} ${HHH:+"$HHH"} ${GPT2:+"$GPT2"})
+for name in "${NAMES[@]}"; do [ -e "$name" ] || fail "$name: no such file or folder"; done
 
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 
 # Rows to comparisons; what is dropped, by reason; train and test share no first prompt. 5 seconds.
-$PY data/hh.py "$HH" --out "$OUT/data" --test 0.1
+"$PY" data/hh.py "$HH" --out "$OUT/data" --test 0.1
 
 # A base model: English and the training dialogues through a BPE of their own (20 minutes), or GPT-2.
 if [ -n "$GPT2" ]; then
-    $PY sample.py --import-hf "$GPT2" --tokenizer "$GPT2" --out "$OUT/base"
+    "$PY" sample.py --import-hf "$GPT2" --tokenizer "$GPT2" --out "$OUT/base"
 else
-    $PY pretrain.py --text "${TEXT:+$TEXT,}$OUT/data/train.jsonl" --vocab 4096 --size "$SIZE" \
+    "$PY" pretrain.py --text "${TEXT:+$TEXT,}$OUT/data/train.jsonl" --vocab 4096 --size "$SIZE" \
         --context 512 --batch 16 --micro 4 --steps "$STEPS" --lr 2e-3 --out "$OUT/base"
 fi
 
 # PM pretraining on votes (4 minutes), then the comparisons themselves (8 minutes); one epoch each.
 INIT=$OUT/base
 if [ -n "$FORUM" ]; then
-    $PY data/forum.py "$FORUM" --out "$OUT/forum.jsonl"
-    $PY preference.py --init "$INIT" --data "$OUT/forum.jsonl" --test "$OUT/data/test.jsonl" \
+    "$PY" data/forum.py "$FORUM" --out "$OUT/forum.jsonl"
+    "$PY" preference.py --init "$INIT" --data "$OUT/forum.jsonl" --test "$OUT/data/test.jsonl" \
         --pairs 0 --lr 3e-4 --micro 4 --out "$OUT/pmp"
     INIT=$OUT/pmp
 fi
-$PY preference.py --init "$INIT" --data "$OUT/data/train.jsonl" --test "$OUT/data/test.jsonl" \
+"$PY" preference.py --init "$INIT" --data "$OUT/data/train.jsonl" --test "$OUT/data/test.jsonl" \
     --pairs 0 --lr 3e-4 --micro 4 --out "$OUT/pm"
 
 # The report: accuracy beside the longer and the shorter answer, calibration, and more. 1 minute.
-$PY analyze.py --pm "$OUT/pm" --data "$OUT/data/test.jsonl" ${HHH:+--hhh "$HHH"} --gender \
+"$PY" analyze.py --pm "$OUT/pm" --data "$OUT/data/test.jsonl" ${HHH:+--hhh "$HHH"} --gender \
     --out "$OUT/report" ${RECORD:+--record "$RECORD"}

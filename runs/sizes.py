@@ -49,7 +49,8 @@ class Config:
     network: float = 25e9              # and of two
 
 
-# As runs/1gpu.sh and runs/8gpu.sh have it: rows of a micro-batch, tokens of a row (all positions).
+# Rows of a micro-batch as runs/8gpu.sh has them, pretraining's as runs/1gpu.sh, which has 16 for
+# preference model and PPO, too; tokens of a row (all positions).
 MICRO = dict(pretrain=16, distill=8, sft=8, preference=8, ppo=8, sampling=8)
 LENGTH = dict(distill=512)
 LARGEST = GPTConfig(50262, 2048, 64, 64, 8192)         # hh-52b: the paper's, in GPT-2's form
@@ -62,6 +63,7 @@ SOME = ("gpt2", "gpt2-xl", "pythia-1.4b", "pythia-12b", "hh-52b")
 PAPERS = dict(distill=(350e6 / 512, 512), sft=(13e3 * 16, 300), preference=(160e3, 250),
               ppo=(100e3, 150 + 128))
 EPOCHS = 1                                              # of PPO over its samples (K)
+PROMPT = 421                       # tokens before each text for the teacher: data/hhh.txt, GPT-2's
 
 
 def published(name):
@@ -121,7 +123,9 @@ def seconds(cfg, stage, c):
     if stage == "ppo":
         return count * sum(of_a_sample(cfg, c).values())
     asked = dict(distill=1, sft=0.5, preference=0)[stage]
-    teacher = training(c, count * T, T, 1, 1) if stage == "distill" else 0
+    whole, teacher = PROMPT + T, 0
+    if stage == "distill":                              # the head at the text alone
+        teacher = training(c, count * whole, whole, T / whole, 1)
     return (training(c, count * T, T, asked) + teacher) / rate
 
 
@@ -271,6 +275,22 @@ def estimate(cfg):
             *(f"{gb(n):>10} {term}" for term, n in terms.items()), "others: " + ", ".join(others)]
 
 
+def check_numbers(cfg):
+    """UserError for a number out of its range."""
+    for name in ("new", "samples", "ranks", "flops", "mfu", "bandwidth", "memory", "link",
+                 "network"):
+        if not getattr(cfg, name) > 0:
+            raise UserError(f"--{name} {getattr(cfg, name):g}: above 0")
+    for name in ("micro", "length"):
+        if getattr(cfg, name) < 0:
+            raise UserError(f"--{name} {getattr(cfg, name)}: 0 or more")
+    if cfg.mfu > 1:
+        raise UserError(f"--mfu {cfg.mfu:g}: a share, 1 at most")
+    length = cfg.length or (shape(cfg.size).n_ctx if cfg.stage else PAPERS["ppo"][1])
+    if cfg.new >= length and cfg.stage not in ("pretrain", "distill"):
+        raise UserError(f"--new {cfg.new}: fewer than the {length} tokens of a row")
+
+
 def main(cfg):
     if cfg.table not in TABLES:
         raise UserError(f"--table {cfg.table}: choose from {', '.join(TABLES)}")
@@ -278,6 +298,7 @@ def main(cfg):
         raise UserError(f"--stage {cfg.stage}: choose from {', '.join(STAGES)}")
     if cfg.device not in ("cuda", "cpu"):
         raise UserError(f"--device {cfg.device}: cuda or cpu")
+    check_numbers(cfg)
     print("\n".join(estimate(cfg) if cfg.stage else TABLES[cfg.table](cfg)))
 
 

@@ -13,6 +13,7 @@ world does not know, a text to continue as a question.
 import gzip
 import json
 import random
+import unicodedata
 from collections import Counter
 from types import SimpleNamespace
 
@@ -87,6 +88,18 @@ def test_windows_lose_nothing():
         assert sum(parts, []) == tok.encode(text)
         assert all(1 <= len(part) <= room for part in parts)
         assert all(len(part) > room // 2 for part in parts[:-1])
+
+
+def test_windows_of_a_tokenizer_that_changes_the_text():
+    """Pythia's reads NFC: borders are those of what it read."""
+    class NFC:
+        encoding = BYTES.encoding
+
+        def encode(self, text):
+            return BYTES.encode(unicodedata.normalize("NFC", text))
+
+    text = unicodedata.normalize("NFD", "caf\u00e9 caf\u00e9\n" * 9)
+    assert [bytes(x).decode() for x in windows(NFC(), text, 20)] == ["caf\u00e9 caf\u00e9\n"] * 9
 
 
 def test_windows_of_real_text_end_with_paragraphs(data_dir):

@@ -347,8 +347,10 @@ def test_hours_by_hand():
     assert sizes.pretrained(sized("pythia-1b", 50281, 2048)) == 20 * 1_011_781_632
     assert sizes.seconds(cfg, "preference", c) == pytest.approx(
         160e3 * 250 * (6 * 12 * 12 * 768 ** 2 + 12 * 12 * 768 * 250) / rate)
-    body, head = 24 * 12 * 768 ** 2 + 4 * 12 * 768 * 512, 2 * 50304 * 768
-    assert sizes.seconds(cfg, "distill", c) == pytest.approx(350e6 * 4 * (body + head) / rate)
+    student, teacher = (24 * 12 * 768 ** 2 + 4 * 12 * 768 * T for T in (512, 512 + 421))
+    head = 2 * 50304 * 768
+    assert sizes.seconds(cfg, "distill", c) == pytest.approx(
+        350e6 * (3 * student + 933 / 512 * teacher + 4 * head) / rate)
     spent = sizes.of_a_sample(cfg, c)
     step = 8 * 124_475_904 + 64 * 36_864 * (278 - 64)        # bytes a token of all rows
     body = 24 * 12 * 768 ** 2 + 4 * 12 * 768 * 278
@@ -405,7 +407,15 @@ def test_what_a_person_may_mistake():
     for flags, words in ((dict(table="x"), "--table x: choose from memory"),
                          (dict(stage="x"), "--stage x: choose from pretrain"),
                          (dict(stage="ppo", size="x"), "--size: size 'x'"),
-                         (dict(device="tpu"), "--device tpu: cuda or cpu")):
+                         (dict(device="tpu"), "--device tpu: cuda or cpu"),
+                         (dict(ranks=0), "--ranks 0: above 0"), (dict(mfu=2.0), "--mfu 2: a share"),
+                         (dict(memory=float("nan")), "--memory nan: above 0"),
+                         (dict(micro=-1), "--micro -1: 0 or more"),
+                         (dict(length=-1), "--length -1: 0 or more"),
+                         (dict(table="hours", new=278), "--new 278: fewer than the 278 tokens"),
+                         (dict(stage="ppo", new=1024), "--new 1024: fewer than the 1024 tokens"),
+                         *((dict({name: 0}), f"--{name} 0: above 0") for name in (
+                             "new", "samples", "flops", "mfu", "bandwidth", "link", "network"))):
         with pytest.raises(UserError, match=re.escape(words)):
             sizes.main(sizes.Config(**flags))
 

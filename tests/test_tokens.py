@@ -102,6 +102,11 @@ def test_a_text_comes_in_pieces(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_bytes(b"good\xff")
     with pytest.raises(ValueError, match="a.txt: not UTF-8 text at byte 4"):
         [*pieces(tmp_path / "a.txt")]
+    for head in (b"", b"\xc3", b"\xf0", b"abcdefghijkl\xf0"):       # no character ends or begins
+        (tmp_path / "a.txt").write_bytes(head + b"\x80" * 40)
+        with pytest.raises(ValueError, match="a.txt: not UTF-8 text at byte"):
+            for number, _ in enumerate(pieces(tmp_path / "a.txt")):
+                assert number < 9
 
 
 def test_lines_that_are_no_documents(tmp_path):
