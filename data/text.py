@@ -69,7 +69,7 @@ def windows(tok, text, room):
     """
     ids, borders = tok.encode(text), []
     parts = tok.encoding.decode_tokens_bytes(ids)
-    ends, data = list(accumulate(map(len, parts))), b"".join(parts)     # in bytes; maybe not text's
+    ends, data = list(accumulate(map(len, parts))), b"".join(parts)     # as read: NFC for Pythia
     for border in (rb"\n\s*\n", rb"\n"):
         found = {match.end() for match in re.finditer(border, data)}
         borders.append([i for i, end in enumerate(ends, 1) if end in found])  # tokens before it

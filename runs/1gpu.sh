@@ -111,7 +111,7 @@ else
 fi
 
 # Stage 1: the HHH prompt goes into the weights (HH A.1): batches of 32, at most 350 million tokens, rate 0.05, linear
-# to zero. 20 minutes, 8 GB.
+# to zero. 21 minutes, 8 GB.
 "$PY" distill.py --init "$OUT/base" --prompt "$PROMPT" --tokens "$OUT/tokens" --dialogues "$TALKS" --no-cache \
     --texts "$TEXTS" --length "$LENGTH" --batch 32 --steps "$PROMPT_STEPS" --micro 8 --lr "$LR_DISTILL" \
     --every "$SAVE" --out "$OUT/distill"

@@ -25,9 +25,10 @@
 #
 # Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
 # counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, two processes on a CPU rehearse it in the tests. Counted
-# for 8 H100s at 35% of their rate: distillation, PM and PPO take gpt2 3 minutes in all, pythia-1b 21 minutes and 64 GB;
-# with 80 GB, PPO takes up to pythia-2.8b, sharded. Data and evaluations, which one process does, come on top. Stop and
-# start it as you like; a rank that dies is started again by torchrun and goes on from the last checkpoint.
+# for 8 H100s at 35% of their rate: distillation, PM and PPO take gpt2 3 minutes in all, pythia-1.4b 36 minutes and,
+# sharded, 65 GB. It is the largest that fits 80 GB: PPO of pythia-2.8b, with 64 answers at once on a GPU, takes 116 GB.
+# Data and evaluations, which one process does, come on top. Stop and start it as you like; a rank that dies is started
+# again by torchrun and goes on from the stage's last checkpoint (prompts.py has none and begins anew).
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."

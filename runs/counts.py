@@ -39,7 +39,9 @@ PPO: policy and critic trained, reference and preference model frozen; sampling 
   phases of their own, in which one process has no gradients; several keep the space for them.
 
 Not counted: what an allocator keeps of what was freed (malloc with common.keep_memory: half a GB
-beside 1 GB), CUDA's own half GB, 0.4 GB of Python and torch. A step that is one micro-batch on one
+beside 1 GB), CUDA's own half GB, 0.4 GB of Python and torch. The GPU's column is that of the fused
+kernels, which take heads of 128 numbers at most: pythia-1b's have 256, and torch's own attention,
+with a mask and smaller parts of prompts, is not counted. A step that is one micro-batch on one
 rank takes less: its gradients come as its activations go.
 """
 

@@ -33,6 +33,7 @@ from runs import rates
 
 NOTES = """for word in "$@"; do printf '%s\\t' "$word" >> "$NOTES"; done
 echo >> "$NOTES"
+[ "$1" != "${FAILS:-}" ] || exit 3
 case "$1" in runs/rates.py) exec "$REAL" "$@" ;; esac
 """
 
@@ -105,13 +106,14 @@ def told(tmp_path):
     venv, notes = environment_of(tmp_path / "venv", NOTES), tmp_path / "notes"
     for name in ("hh", "model", "gpt2"):
         (tmp_path / name).mkdir()
-    for name in ("forum", "hhh", "lambada", "arc"):
+    for name in ("forum", "hhh", "lambada", "arc", "text"):
         (tmp_path / name).touch()
 
-    def call(script, *words, code=0, patience=60, **env):
+    def call(script, *words, code=0, patience=60, cwd=ROOT, **env):
         notes.write_text("")
         done = subprocess.run(
-            ["bash", f"runs/{script}.sh", *words, "--out", str(tmp_path / "out")], cwd=ROOT,
+            ["bash", str(ROOT / "runs" / f"{script}.sh"), *words, "--out", str(tmp_path / "out")],
+            cwd=cwd,
             text=True, capture_output=True, timeout=patience * PATIENCE,
             env=dict(os.environ, VENV=venv, NOTES=str(notes), REAL=sys.executable, **env))
         assert done.returncode == code, done.stderr
@@ -166,7 +168,7 @@ def the_papers(stage, cfg, rate):
 
 
 def test_1gpu_from_text(told, monkeypatch):
-    commands = told("1gpu", "--text", "a.txt", *flags(told, "hh", "forum", "hhh", "lambada", "arc"))
+    commands = told("1gpu", *flags(told, "text", "hh", "forum", "hhh", "lambada", "arc"))
     assert stages(commands) == ["runs/rates", "hh", "forum", "tokens", "pretrain", "distill",
                                 "preference", "preference", "ppo", "analyze", "benchmark", "doctor"]
     cfgs = configs(commands, monkeypatch)
@@ -195,7 +197,7 @@ def test_1gpu_from_weights(told, monkeypatch):
 
 
 def test_8gpu(told, monkeypatch):
-    commands = told("8gpu", *flags(told, "model", "hh", "forum"), "--text", "a.txt",
+    commands = told("8gpu", *flags(told, "model", "hh", "forum", "text"),
                     "--rate", "2e-4", "--shard", "yes", "--checkpoint", "yes")
     assert stages(commands) == ["runs/rates", "hh", "sample", "tokens", "pretrain", "forum",
                                 "tokens", "distill", "preference", "prompts", "preference", "ppo",
@@ -261,11 +263,67 @@ def test_8gpu_on_two_machines(told):
 
 
 def test_the_second_machine_waits_for_the_first(told):
-    with pytest.raises(subprocess.TimeoutExpired):
+    with pytest.raises(subprocess.TimeoutExpired) as waits:
         told("8gpu", *flags(told, "model", "hh"), "--rate", "2e-4", NNODES="2", NODE="1",
              ENDPOINT="host:29500", patience=2)
     assert (told.folder / "notes").read_text().startswith("runs/rates.py\t2e-4\t\n")
     assert (told.folder / "notes").read_text().count("\n") == 1
+    assert waits.value.stdout.decode() == (
+        f"waiting for {told.folder}/out/data-all/test.jsonl, which the machine with NODE=0 makes; "
+        "--out must be on a disk that all share\n")
+
+
+@pytest.mark.parametrize("fails", ["data/hh.py", "-m"])
+def test_the_second_machine_ends_when_the_first_fails(told, fails):
+    words, env = [*flags(told, "model", "hh"), "--rate", "2e-4"], dict(
+        NNODES="2", ENDPOINT="host:29500")
+    told("8gpu", *words, code=3, FAILS=fails, **env)
+    assert (told.folder / "out" / "failed").exists()
+    error = told("8gpu", *words, code=2, NODE="1", **env)
+    assert error.endswith("failed: the machine with NODE=0 ended in an error; start it again "
+                          "first, then this one\n")
+    told("8gpu", *words, **env)
+    assert not (told.folder / "out" / "failed").exists()
+
+
+@pytest.mark.parametrize("script, given", [("1gpu", "gpt2"), ("8gpu", "model"), ("hh", "gpt2")])
+def test_names_with_blanks_from_the_callers_folder(told, script, given):
+    """Of one name after the other; the folder has a blank, too."""
+    here = told.folder / "my stuff"
+    here.mkdir()
+    names = dict(hh="h h", forum="f f", hhh="3 h", lambada="l l", arc="a a", prompt="p p")
+    names = {k: v for k, v in names.items() if script != "hh" or k in ("hh", "forum", "hhh")}
+    for name in (*names.values(), "a a.txt", "b.txt", given):
+        (here / name).touch()
+    words = [x for k, v in {given: given, **names}.items() for x in (f"--{k}", v)]
+    rate = ["--rate", "2e-4"] if script != "hh" else []
+    commands = told(script, *words, *rate, "--text", "a a.txt,b.txt", cwd=here)
+    said = [word for _, words, _ in commands for word in words]
+    assert all(str(here / v) in said for v in names.values())
+    if script != "hh":                                       # whose GPT-2 needs no text
+        assert f"{here}/a a.txt,{here}/b.txt" in said
+    error = told(script, *words, *rate, "--text", "a a.txt,c.txt", cwd=here, code=2)
+    assert error == f"error: {here}/c.txt: no such file or folder\n"
+
+
+@pytest.mark.parametrize("script, given", [("1gpu", "gpt2"), ("8gpu", "model")])
+def test_a_rehearsals_numbers_come_first(told, monkeypatch, script, given):
+    words = [*flags(told, given, "hh"), "--rate", "2e-4", "--micro", "2"]
+    rehearsed = told(script, "--rehearse", *words)
+    assert told(script, *words, "--rehearse") == rehearsed
+    assert {c.micro for s, c in configs(rehearsed, monkeypatch) if s in ("ppo", "pretrain")} == {2}
+
+
+@pytest.mark.parametrize("script, given", [("1gpu", "gpt2"), ("8gpu", "model")])
+def test_weights_that_need_a_package(told, script, given):
+    """Told before any data is read; pytorch_model.bin needs none."""
+    words, folder = [*flags(told, given, "hh"), "--rate", "2e-4"], told.folder / given
+    (folder / "model.safetensors").touch()
+    assert told(script, *words, code=2, FAILS="-c") == (
+        f"error: {folder}: its weights are in a form that needs a package: "
+        f"{told.folder}/venv/bin/pip install safetensors\n")
+    (folder / "pytorch_model.bin").touch()
+    assert told(script, *words, FAILS="-c")
 
 
 @pytest.mark.parametrize("script, words, line", [
@@ -276,6 +334,7 @@ def test_the_second_machine_waits_for_the_first(told):
     ("8gpu", ["--model", "x"], "--hh FOLDER is missing"),
     ("8gpu", ["--model", "/x", "--hh", "/y"], "/x: no such file or folder"),
     ("8gpu", ["--bogus", "1"], "unknown flag --bogus"),
+    ("8gpu", ["--model", "/", "--hh", "/", "--samples", "511"], "--samples 511: fewer than"),
     ("8gpu", ["--model", "/", "--hh", "/", "--rounds", "week"], "--rounds week: all, or of base")])
 def test_what_the_scripts_refuse(told, script, words, line):
     assert f"error: {line}" in told(script, *words, code=2)
