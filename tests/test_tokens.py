@@ -2,9 +2,10 @@
 
 Proved alive by: pieces cut at lines alone or inside a character, each of them a document, <|eod|>
 before each, a byte order mark kept, lines counted from 0; ids after the last state kept, a file
-begun where the last one ended, another header gone on with, files' sizes not in it; 2 bytes for
-any vocabulary; rows that don't overlap, held-out ones trained on, every 50th of any number; a short
-file read; texts in another order; another tokenizer taken; an epoch's order made each step.
+begun where the last one ended, an end between characters looked for anywhere, another header gone
+on with, files' sizes not in it; 2 bytes for any vocabulary; rows that don't overlap, held-out ones
+trained on, every 50th of any number; a short file read; texts in another order; another tokenizer
+taken; an epoch's order made each step.
 """
 
 import gzip
