@@ -8,8 +8,9 @@ in each stage and the script is killed, too.
 Proved alive by: rates of distillation, PPO and a size; families of one shape mixed up, a rate of 7;
 lambda_KL, the score's unit, the critic's rate, a policy or PM from another start; less text, the
 teacher's classes kept, a flag that no stage has; done again what is there, done by each machine,
-one id for all starts, no restarts; comparisons or tests of the last lot alone; a silent wait, a wait for a machine that failed, names
-split at blanks, --text from our folder, a rehearsal that overrides flags, no iteration.
+one id for all starts, no restarts; comparisons or tests of the last lot alone; a silent wait, a
+wait for a machine that failed, names split at blanks, --text from our folder, a rehearsal that
+overrides flags, no iteration.
 """
 
 import json
