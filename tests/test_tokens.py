@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tiny import checkpoint, same
 
-from common import UserError, epoch_order
+from common import UserError, batch_rows, epoch_order
 from data import tokens
 from data.text import text_files
 from data.tokenizer import Tokenizer, join
@@ -238,7 +238,11 @@ def test_of_many_rows_no_more_than_2048_are_held_out():
 def test_an_epochs_order_is_made_once():
     first = epoch_order(1000, 0, "x", "epoch", 3)
     assert epoch_order(1000, 0, "x", "epoch", 3) is first
-    assert sorted(first) == [*range(1000)] and not first.flags.writeable
+    assert sorted(first) == [*range(1000)]
+    rows = batch_rows(1000, 7, 3 * 142 + 2, 0, "x")
+    assert rows.tolist() == first[14:21].tolist()
+    rows[:] = 0                                   # a copy: the next step's order stays
+    assert batch_rows(1000, 7, 3 * 142 + 2, 0, "x").tolist() == first[14:21].tolist() != [0] * 7
 
 
 # ---------------------------------------------------------------- pretraining on it
