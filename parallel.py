@@ -61,7 +61,7 @@ class Team:
         meet(ALONE, ALONE)           # each has read its data at a speed of its own
         if self.cut:
             gpus = (device or model.device).type == "cuda"   # there `home` was the wrong device
-            if model.h[0]._compiled_call_impl and (model.checkpoint or gpus):
+            if (model.checkpoint or gpus) and model.h[0]._compiled_call_impl:
                 raise UserError("--shard and --compile: not on GPUs, and not with --checkpoint; "
                                 "leave --compile out")
             self.empty = without_weights(model)

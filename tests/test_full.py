@@ -378,8 +378,9 @@ def test_pretraining_on_it(tmp_path, nursery, tiny):
     assert core.code == 0 and "the full toy world" not in core.out
     wrong = nursery.run(tiny.command("pretrain", tmp_path / "no", world="half"))
     assert wrong.code == 1
-    assert wrong.last == "error: --world half: core, full, principles; and not beside --text"
-    with pytest.raises(UserError, match="--world full: .*; and not beside --text"):
+    said = "core, full, principles; not beside --text or --tokens"
+    assert wrong.last == f"error: --world half: {said}"
+    with pytest.raises(UserError, match="--world full: .*; not beside --text or --tokens"):
         pretrain.train(pretrain.Config(world="full", text="x.txt", device="cpu"))
     config = json.loads((tmp_path / "full" / "config.json").read_text())
     assert config["world"] == "full"

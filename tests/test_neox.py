@@ -342,7 +342,7 @@ def test_attention_by_the_kernels(monkeypatch, kind):
         torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_compute_the_same():
     if not shutil.which("g++"):
         pytest.skip("torch.compile needs a C++ compiler")

@@ -149,7 +149,7 @@ print(json.dumps([x / number for x in found]))
 """
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_rank_holds_its_share(nursery, world):
     """Bytes a parameter: 4 of weights, 4 of gradients, 8 of moments, over the ranks; 4 more while
     the model is whole, and 20 times of that leave nothing.

@@ -2,7 +2,7 @@
 
 A Python that only notes its arguments shows every command of a script; each is read by the stage's
 own flags, and what the paper says of a stage is compared with what it would get. The rehearsals
-(slow) do all of it in small, with the real tokenizers' forms and real dialogues: ranks are killed
+(long) do all of it in small, with the real tokenizers' forms and real dialogues: ranks are killed
 in each stage and the script is killed, too.
 
 Proved alive by: rates of distillation, PPO and a size; families of one shape mixed up, a rate of 7;
@@ -455,7 +455,7 @@ def script(rows):
             one.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rehearsals(transformers, data_dir, rows, script):
     """Side by side: 8gpu.sh from Pythia's form on two processes, of which rank 1 dies once in each
     stage and torchrun starts both again; 1gpu.sh from GPT-2's with votes, killed as a whole in

@@ -259,8 +259,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is r
 
 
 @linux
-@pytest.mark.parametrize("more", [pytest.param({}, marks=pytest.mark.slow), pytest.param(
-    dict(checkpoint=True), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("more", [{}, dict(checkpoint=True)])
 def test_a_process_of_pretraining(begun, more):
     """Beyond what the process of a tiny model takes: imports, text, tokenizer."""
     name = f"{len(more)}"
