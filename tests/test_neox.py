@@ -16,20 +16,18 @@ from dataclasses import asdict
 import pytest
 import torch
 from test_generate import RAGGED, U, same, slowly
-from test_hf import close, shaken
+from test_hf import TOK, close, opened, saved, shaken
 from test_model import float64, randint, randn, scores_apart, scores_shared  # noqa: F401
 
 import model as model_file
 from common import adamw
 from data import hf, neox
-from data.tokenizer import Tokenizer
 from model import (GPT, PYTHIA, SIZES, GPTConfig, generate, pack, pad_rows, shared_prompt_rows,
                    sized, turned, unpack)
 from preference import score_rows
 from pretrain import lm_loss
 from runs import sizes
 
-TOK = Tokenizer({bytes([b]): b for b in range(256)}, "gpt2")
 KINDS = [dict(rotary=0.25), dict(rotary=1.0), dict(rotary=0.5, parallel=False),
          dict(rotary=0.25, tied=True), dict(rotary=1.0, parallel=False, tied=True)]
 NAMES = ["pythia", "whole heads", "in a row", "tied", "none of it"]
@@ -55,17 +53,6 @@ def theirs(transformers, kind, cls="GPTNeoXForCausalLM", vocab=257, **more):
         max_position_embeddings=37, use_parallel_residual=c.parallel, bos_token_id=256,
         eos_token_id=256, tie_word_embeddings=c.tied, **more)
     return shaken(getattr(transformers, cls)(config).eval())
-
-
-def opened(folder, tok=TOK):
-    gpt, weights, left_out = hf.load(folder, tok)
-    return unpack(dict(gpt=gpt, model=weights)).eval(), left_out
-
-
-def saved(folder, model, tok=TOK):
-    content = pack(model, tok)
-    hf.save(folder, content["gpt"], content["model"], tok)
-    return folder
 
 
 # ---------------------------------------------------------------- positions that turn

@@ -19,9 +19,9 @@ TEXT = ("def f(x):\n    if x:\n        return 'a  b'\n\n\n    it's   1842,\tcaf\
 MISSING = {0xC0, 0xC1, *range(0xF5, 0x100)}           # bytes that no UTF-8 has
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder whose tokenizer.json the library trained: special ids, 243 bytes, merges, blanks."""
+def trained(text, size):
+    """A tokenizer in Pythia's form that the library trains: special ids, 243 bytes, merges, blanks.
+    """
     library = pytest.importorskip("tokenizers")
     made = library.Tokenizer(library.models.BPE())
     made.normalizer = library.normalizers.NFC()
@@ -29,11 +29,16 @@ def folder(tmp_path_factory):
     made.post_processor = library.processors.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel(add_prefix_space=False)
     letters = [name for b, name in neox.byte_names().items() if b not in MISSING]
-    made.train_from_iterator([TEXT], library.trainers.BpeTrainer(
-        vocab_size=330, special_tokens=list(neox.ENDS), initial_alphabet=letters,
+    made.train_from_iterator([text], library.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(neox.ENDS), initial_alphabet=letters,
         show_progress=False))
     made.add_tokens([library.AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
-    path = tmp_path_factory.mktemp("pythia")
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, made = tmp_path_factory.mktemp("pythia"), trained(TEXT, 330)
     made.save(str(path / "tokenizer.json"))
     return path
 

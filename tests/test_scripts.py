@@ -24,11 +24,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_neox_tokenizer import MISSING
+from test_neox_tokenizer import trained
 from test_structure import parse
 from tiny import PATIENCE, ROOT, checkpoint
 
-from data import neox
 from data.lines import lines_of
 from model import SIZES
 from runs import rates
@@ -394,16 +393,7 @@ def whole(folder):
 
 def pythia(transformers, folder, text):
     """A tiny GPT-NeoX with random weights, and a tokenizer in Pythia's form, made of the text."""
-    library = pytest.importorskip("tokenizers")
-    made = library.Tokenizer(library.models.BPE())
-    made.normalizer = library.normalizers.NFC()
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = library.decoders.ByteLevel(add_prefix_space=False)
-    letters = [name for b, name in neox.byte_names().items() if b not in MISSING]
-    made.train_from_iterator([text], library.trainers.BpeTrainer(
-        vocab_size=700, special_tokens=list(neox.ENDS), initial_alphabet=letters,
-        show_progress=False))
-    made.add_tokens([library.AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+    made = trained(text, 700)
     transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
         vocab_size=made.get_vocab_size(), hidden_size=24, num_hidden_layers=2,
         num_attention_heads=3, intermediate_size=96, rotary_pct=0.25, max_position_embeddings=512,
