@@ -1,7 +1,7 @@
 """What each named size costs: memory of each stage, tokens, hours; counted, not measured.
 
     python runs/sizes.py                             # memory of every size and stage, one GPU
-    python runs/sizes.py --table hours               # also: sizes, gpus, ppo, ranks, wire
+    python runs/sizes.py --table hours               # also: sizes, scan, gpus, ppo, ranks, wire
     python runs/sizes.py --stage ppo --size gpt2 --micro 8 --length 512 --ranks 8 --shard
 
 The last prints one estimate term by term. runs/counts.py has the memory's formula; on CPUs
@@ -56,6 +56,7 @@ LENGTH = dict(distill=512)
 LARGEST = GPTConfig(50262, 2048, 64, 64, 8192)         # hh-52b: the paper's, in GPT-2's form
 LADDER = [*(x for x in SIZES if x.startswith("gpt2")),
           *[x for x in SIZES if x.startswith("pythia")][2:], "hh-52b"]
+SCAN = tuple(f"pythia-{x}" for x in "31m 70m 160m 410m 1.4b 6.9b".split())
 SOME = ("gpt2", "gpt2-xl", "pythia-1.4b", "pythia-12b", "hh-52b")
 # Rows, and their mean tokens: HH A.1 (350M tokens), InstructGPT 3.5 (13k demonstrations, 16 epochs;
 # their length is a guess), HH 3 (160k comparisons) and fig. 4 (some 100k samples). A dialogue of
@@ -261,8 +262,17 @@ def wire_table(cfg):
                     [line(name) for name in SOME])
 
 
-TABLES = dict(memory=memory_table, sizes=lambda cfg: table(), hours=hours_table, gpus=gpus_table,
-              ppo=ppo_table, ranks=ranks_table, wire=wire_table)
+def scan_table(cfg):
+    """The sizes that grow by about 4x, as the paper's do, without embeddings and head."""
+    blocks = [c.n_layer * (12 * c.n_embd ** 2 + 13 * c.n_embd) for c in map(shape, SCAN)]
+    steps = ["", *(f"{b / a:.1f}" for a, b in zip(blocks, blocks[1:]))]
+    return markdown(["size", "parameters of blocks", "times the one before"],
+                    [[name, f"{n / 1e6:,.1f}e6", step]
+                     for name, n, step in zip(SCAN, blocks, steps)])
+
+
+TABLES = dict(memory=memory_table, sizes=lambda cfg: table(), scan=scan_table, hours=hours_table,
+              gpus=gpus_table, ppo=ppo_table, ranks=ranks_table, wire=wire_table)
 
 
 def estimate(cfg):
