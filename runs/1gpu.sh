@@ -17,7 +17,7 @@
 # text -> tokens -> base model -> the HHH prompt -> PM on votes -> PM on comparisons -> PPO -> report
 #
 # Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
-# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, the tests rehearse it on a CPU. Beside each stage stands
+# counted by `python runs/sizes.py`; no GPU has run this yet, runs/test.sh --long rehearses it. Beside each stage stands
 # what is counted, not measured, for an H100 at 35% of its rate; an A100 has a third of it. The most memory is that of
 # PPO's 512 answers at once, 34 GB. Stop and start it as you like.
 set -euo pipefail

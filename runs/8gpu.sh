@@ -24,7 +24,7 @@
 # weights -> roles and turns -> the HHH prompt -> PM on votes -> PM on comparisons -> PPO -> report
 #
 # Learning rates are the paper's shares of pretraining's: `python runs/rates.py`. Memory and hours of each stage are
-# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, two processes on a CPU rehearse it in the tests. Counted
+# counted by `python runs/sizes.py`; NO GPU HAS RUN THIS YET, runs/test.sh --long rehearses it on a CPU. Counted
 # for 8 H100s at 35% of their rate: distillation, PM and PPO take gpt2 3 minutes in all, pythia-1.4b 36 minutes and,
 # sharded, 65 GB. It is the largest that fits 80 GB: PPO of pythia-2.8b, with 64 answers at once on a GPU, takes 116 GB.
 # Data and evaluations, which one process does, come on top. Stop and start it as you like; a rank that dies is started
