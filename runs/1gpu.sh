@@ -23,17 +23,13 @@
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."
+. runs/names.sh
 
 TEXT="" HH="" GPT2="" BPE=gpt2 FORUM="" HHH="" LAMBADA="" ARC="" PROMPT=data/hhh.txt SIZE=gpt2 RATE=""
 STEPS=9536 MICRO=16 OUT=out/1gpu
 # What a rehearsal makes small: rows and their tokens, steps, steps between checkpoints.
 CONTEXT=1024 ROWS=512 WARMUP=700 ROLES=100 ROLE_ROWS=64 LENGTH=512 TEXTS=683616 NEW=128 BATCH=512 MINI=64
 SAMPLES=102400 PAIRS=0 SAVE=250 SAVE_RL=10
-fail() { echo "error: $*" >&2; exit 2; }
-from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
-all_from_here() {  # names with commas between; blanks around them don't count
-    tr , '\n' <<<"$1" | while read -r name; do [ -z "$name" ] || from_here "$name"; done | paste -sd , -
-}
 for word in "$@"; do  # first, wherever it stands: other flags change its numbers, too
     if [ "$word" = --rehearse ]; then
         CONTEXT=320 ROWS=8 WARMUP=2 ROLES=4 ROLE_ROWS=8 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24
@@ -67,20 +63,13 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$TEXT$GPT2" ] || fail "--text NAMES is missing: what to pretrain on; or --gpt2 FOLDER: weights to begin from"
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
-IFS=, read -ra NAMES <<<"$TEXT"
-NAMES+=("$HH" "$PROMPT" ${GPT2:+"$GPT2"} ${FORUM:+"$FORUM"} ${HHH:+"$HHH"} ${LAMBADA:+"$LAMBADA"} ${ARC:+"$ARC"})
-for name in "${NAMES[@]}"; do
-    [ -e "$name" ] || fail "$name: no such file or folder"
-done
+need_names "$TEXT" "$HH" "$PROMPT" "$GPT2" "$FORUM" "$HHH" "$LAMBADA" "$ARC"
 
 PROMPT_STEPS=$((TEXTS / 32)) ITERATIONS=$((SAMPLES / BATCH))
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
-if [ -n "$GPT2" ] && compgen -G "$GPT2/*.safetensors" >/dev/null && ! compgen -G "$GPT2/*.bin" >/dev/null; then
-    "$PY" -c "import safetensors" 2>/dev/null ||
-        fail "$GPT2: its weights are in a form that needs a package: ${PY%python}pip install safetensors"
-fi
+[ -z "$GPT2" ] || need_safetensors "$GPT2"
 [ -z "$GPT2" ] || BPE=$GPT2
 RATES=$("$PY" runs/rates.py "${RATE:-${GPT2:-$SIZE}}")
 rate() { sed -n "s/^$1 //p" <<<"$RATES"; }

@@ -32,17 +32,13 @@
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."
+. runs/names.sh
 
 GPUS=8 MODEL="" HH="" TEXT="" FORUM="" HHH="" LAMBADA="" ARC="" PROMPT=data/hhh.txt GENERATED=73000 ROUNDS=all
 SAMPLES=102400 K=1 SHARD="" AGAIN="" RATE="" MICRO=8 OUT=out/8gpu
 NNODES=${NNODES:-1} NODE=${NODE:-0} ENDPOINT=${ENDPOINT:-}
 # What a rehearsal makes small: rows and their tokens, steps, steps between checkpoints.
 CONTEXT=1024 ROWS=64 ROLES=100 LENGTH=512 TEXTS=683616 NEW=128 BATCH=512 MINI=64 PAIRS=0 SAVE=500 SAVE_RL=10
-fail() { echo "error: $*" >&2; exit 2; }
-from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
-all_from_here() {  # names with commas between; blanks around them don't count
-    tr , '\n' <<<"$1" | while read -r name; do [ -z "$name" ] || from_here "$name"; done | paste -sd , -
-}
 for word in "$@"; do  # first, wherever it stands: other flags change its numbers, too
     if [ "$word" = --rehearse ]; then
         CONTEXT=80 ROWS=8 ROLES=4 LENGTH=24 TEXTS=128 NEW=12 BATCH=8 MINI=4 SAMPLES=24 PAIRS=256 SAVE=2 SAVE_RL=1
@@ -80,11 +76,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$MODEL" ] || fail "--model FOLDER is missing: Pythia, or GPT-2 (python data/download.py --gpt2)"
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
-IFS=, read -ra NAMES <<<"$TEXT"
-NAMES+=("$MODEL" "$HH" "$PROMPT" ${FORUM:+"$FORUM"} ${HHH:+"$HHH"} ${LAMBADA:+"$LAMBADA"} ${ARC:+"$ARC"})
-for name in "${NAMES[@]}"; do
-    [ -e "$name" ] || fail "$name: no such file or folder"
-done
+need_names "$TEXT" "$MODEL" "$HH" "$PROMPT" "$FORUM" "$HHH" "$LAMBADA" "$ARC"
 for LOT in ${ROUNDS//,/ }; do
     case "$LOT" in all | base | rs | online) ;; *) fail "--rounds $ROUNDS: all, or of base, rs, online" ;; esac
 done
@@ -99,10 +91,7 @@ fi
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if compgen -G "$MODEL/*.safetensors" >/dev/null && ! compgen -G "$MODEL/*.bin" >/dev/null; then
-    "$PY" -c "import safetensors" 2>/dev/null ||
-        fail "$MODEL: its weights are in a form that needs a package: ${PY%python}pip install safetensors"
-fi
+need_safetensors "$MODEL"
 
 STAGE=0
 ranks() {  # a stage and its flags, on all GPUs of all machines; a failed start is followed by up to ten others

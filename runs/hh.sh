@@ -16,13 +16,9 @@
 set -euo pipefail
 HERE=$PWD
 cd "$(dirname "$0")/.."
+. runs/names.sh
 
 HH="" TEXT="" FORUM="" HHH="" GPT2="" SIZE=mini STEPS=1000 OUT=out/hh
-fail() { echo "error: $*" >&2; exit 2; }
-from_here() { case "$1" in /*) echo "$1" ;; *) echo "$HERE/$1" ;; esac; }
-all_from_here() {  # names with commas between; blanks around them don't count
-    tr , '\n' <<<"$1" | while read -r name; do [ -z "$name" ] || from_here "$name"; done | paste -sd , -
-}
 while [ $# -gt 0 ]; do
     [ $# -gt 1 ] || fail "$1 needs a value; the first lines of runs/hh.sh list the flags"
     case "$1" in
@@ -39,9 +35,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 [ -n "$HH" ] || fail "--hh FOLDER is missing: files of HH-RLHF (python data/download.py fetches them)"
-IFS=, read -ra NAMES <<<"$TEXT"
-NAMES+=("$HH" ${FORUM:+"$FORUM"} ${HHH:+"$HHH"} ${GPT2:+"$GPT2"})
-for name in "${NAMES[@]}"; do [ -e "$name" ] || fail "$name: no such file or folder"; done
+need_names "$TEXT" "$HH" "$FORUM" "$HHH" "$GPT2"
 
 bash runs/setup.sh
 PY="${VENV:-.venv}/bin/python"
