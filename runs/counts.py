@@ -87,7 +87,12 @@ def parameters(c):
     C, V = c.n_embd, rows(c)
     tables = V * C + (0 if c.turned else c.n_ctx * C)
     head = C + 1 if c.scalar else 0 if c.tied else V * C
-    return tables + c.n_layer * (12 * C * C + 13 * C) + 2 * C + head
+    return tables + c.n_layer * of_a_block(c) + 2 * C + head
+
+
+def of_a_block(c):
+    """Number of parameters of a block."""
+    return 12 * c.n_embd ** 2 + 13 * c.n_embd
 
 
 def rows(c):
@@ -167,8 +172,8 @@ def sampling(job, c):
 
 def gathered(c, R):
     """Bytes that a sharded model's pass holds whole beside the shards of R ranks."""
-    blocks = 12 * c.n_embd ** 2 + 13 * c.n_embd
-    return 4 * (2 * (parameters(c) - c.n_layer * blocks) + 4 * blocks) * (R > 1)
+    blocks = c.n_layer * of_a_block(c)
+    return 4 * (2 * (parameters(c) - blocks) + 4 * of_a_block(c)) * (R > 1)
 
 
 def phases(job):

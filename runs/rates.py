@@ -24,16 +24,17 @@ import json
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a program, the folder above this one holds `model`
+if __name__ == "__main__":  # run as a program, the folder above this one holds `data`
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data import gpt2, neox
 
 RATES = {"gpt2": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4,
          "pythia-14m": 1e-3, "pythia-31m": 1e-3, "pythia-70m": 1e-3, "pythia-160m": 6e-4,
          "pythia-410m": 3e-4, "pythia-1b": 3e-4, "pythia-1.4b": 2e-4, "pythia-2.8b": 1.6e-4,
          "pythia-6.9b": 1.2e-4, "pythia-12b": 1.2e-4}
 SHARES = dict(pretrain=1.0, dialogues=0.1, distill=0.05, pmp=0.1, pm=0.01, ppo=0.01)
-KEYS = dict(gpt2=("n_layer", "n_head", "n_embd"),
-            gpt_neox=("num_hidden_layers", "num_attention_heads", "hidden_size"))
+FAMILIES = dict(gpt2=(gpt2, "gpt2"), gpt_neox=(neox, "pythia"))   # by config.json's model_type
 
 
 def size_of(folder):
@@ -44,11 +45,10 @@ def size_of(folder):
     path = Path(folder) / "config.json"
     try:
         content = json.loads(path.read_text())
-        family = content["model_type"]
-        shape = tuple(content[k] for k in KEYS[family])
+        family, start = FAMILIES[content["model_type"]]
+        shape = tuple(content[family.SIZES[k]] for k in ("n_layer", "n_head", "n_embd"))
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: no config.json of a GPT-2 or a GPT-NeoX") from None
-    start = dict(gpt2="gpt2", gpt_neox="pythia")[family]
     found = [name for name in RATES if name.startswith(start) and SIZES[name] == shape]
     if not found:
         raise ValueError(f"{path}: {shape} layers, heads, width are no published size: name its "

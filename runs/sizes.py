@@ -25,7 +25,8 @@ if __name__ == "__main__":  # run as a program, the folder above this one holds 
 
 from common import UserError, entry
 from model import SIZES, GPTConfig, sized
-from runs.counts import STAGES, Job, cache, parameters, peak, phases, rows, scalar
+from runs.counts import (STAGES, Job, cache, of_a_block, parameters, peak, phases, rows,
+                         scalar)
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def wire_table(cfg):
 
 def scan_table(cfg):
     """The sizes that grow by about 4x, as the paper's do, without embeddings and head."""
-    blocks = [c.n_layer * (12 * c.n_embd ** 2 + 13 * c.n_embd) for c in map(shape, SCAN)]
+    blocks = [c.n_layer * of_a_block(c) for c in map(shape, SCAN)]
     steps = ["", *(f"{b / a:.1f}" for a, b in zip(blocks, blocks[1:]))]
     return markdown(["size", "parameters of blocks", "times the one before"],
                     [[name, f"{n / 1e6:,.1f}e6", step]
