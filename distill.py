@@ -250,7 +250,6 @@ def cached_teach(cfg, guide, ask, texts, length, rank):
     taught = ask(texts, rank=rank)
     if rank == 0:
         save_checkpoint(cache, key=key, taught=taught)
-    meet(ALONE, ALONE)             # each has read all, at a speed of its own
     return taught
 
 

@@ -316,9 +316,11 @@ def learn(cfg, run, team, tok, lots, save):
         run.log(step, loss=loss, grad_norm=norm)
         bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         bar.update()
-        if (step + 1) % cfg.every == 0 or step + 1 == steps:
+        if step + 1 == steps:
+            save(step + 1, optimizer, lots=lots)
+        elif (step + 1) % cfg.every == 0:
             with team.whole() as whole:                          # before the save: it logs
-                if run.rank == 0 and step + 1 < steps:
+                if run.rank == 0:
                     evaluate(cfg, run, whole, tok, step, lots)
             save(step + 1, optimizer, lots=lots)
         elif run.stopping():
